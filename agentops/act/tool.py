@@ -1,0 +1,170 @@
+"""@tool: a typed async function becomes a Tool with a JSON Schema, a side-effect class and a digest.
+
+Invariant: what the model sees (`spec.parameters`) and what validates a call (`arguments`) come from one pydantic model
+built from the function's signature, so they cannot differ. This module runs no tool.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from agentops.errors import ToolError
+from agentops.graph import Clock
+from agentops.types import CacheRule, Effect, Json, Labels, Run, Tool, ToolSpec
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a tool gets beside its arguments."""
+
+    run: Run
+    world: Any  # what the project's world module opened
+    clock: Clock
+    call_id: str
+    idempotency_key: str  # the same for every retry of one intended effect
+
+
+def tool(
+    *,
+    effect: Effect,
+    scopes: set[str] | frozenset[str],
+    timeout_s: float,
+    cache: CacheRule | None = None,
+    invalidates: tuple[str, ...] = (),
+    idempotent: bool = False,
+    amount: str = "",
+    labels: Labels = Labels(),
+    pack: str = "",
+) -> Callable[[Callable[..., Any]], Tool]:
+    """Declare a tool: `async def name(ctx: Context, **typed arguments) -> Json`. The docstring is the description.
+
+    Args:
+        effect: the side-effect class the policies decide on.
+        scopes: all of these must be in the caller's effective scopes.
+        timeout_s: deadline of one call, in seconds.
+        cache: how long a result may be reused and which tags make it stale; only for effect "read".
+        invalidates: tag templates over the arguments (`order:{order_id}`) that a successful call makes stale.
+        idempotent: the same idempotency key never does the effect twice; reads always are.
+        amount: for effect "money", the integer argument in minor units.
+        labels: information-flow labels of every result.
+        pack: owner folder; default: taken from the module, `agentops_project.tools.<pack>`.
+
+    Raises:
+        ValueError: the declaration contradicts itself; names the function and the rule.
+    """
+
+    def wrap(function: Callable[..., Any]) -> Tool:
+        name = function.__name__
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"tool name {name!r}: use [a-z][a-z0-9_]*, at most 64 characters")
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"tool {name!r} must be `async def`: a blocking tool would stop every other call")
+        if not inspect.getdoc(function):
+            raise ValueError(f"tool {name!r} needs a docstring: the model chooses tools by it")
+        if effect != "read" and cache is not None:
+            raise ValueError(f"tool {name!r} has effect {effect!r}: only reads may be cached")
+        if timeout_s <= 0:
+            raise ValueError(f"tool {name!r}: timeout_s = {timeout_s!r} must be above 0")
+        model = _model(name, function)
+        if effect == "money" and amount not in model.model_fields:
+            raise ValueError(f"tool {name!r} moves money: amount= must name its integer argument, got {amount!r}")
+        for template in (*invalidates, *(cache.tags if cache else ())):
+            for hole in re.findall(r"\{(\w+)\}", template):
+                if hole not in model.model_fields:
+                    raise ValueError(f"tool {name!r}: tag {template!r} names {hole!r}, which is not an argument")
+        spec = ToolSpec(
+            name=name,
+            pack=pack or _pack(function),
+            description=inspect.cleandoc(function.__doc__ or ""),
+            parameters=_schema(model),
+            effect=effect,
+            scopes=frozenset(scopes),
+            timeout_s=timeout_s,
+            cache=cache,
+            invalidates=invalidates,
+            idempotent=idempotent or effect == "read",
+            amount_arg=amount,
+            labels=labels,
+        )
+        return Tool(_with_digest(spec, function), function)
+
+    return wrap
+
+
+def arguments(tool: Tool, given: Mapping[str, Json]) -> dict[str, Json]:
+    """`given` validated strictly against the tool's signature and completed with defaults: the canonical arguments.
+
+    Raises:
+        ToolError: unknown, missing or ill-typed arguments; every one is named, values are not repeated.
+    """
+    try:
+        return _model(tool.spec.name, tool.function).model_validate(dict(given)).model_dump(mode="json")
+    except ValidationError as error:
+        parts = [
+            f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}"
+            for item in error.errors(include_input=False, include_url=False, include_context=False)
+        ]
+        raise ToolError(f"{tool.spec.name}: {'; '.join(parts)}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
+    signature = inspect.signature(function, eval_str=True)
+    parameters = list(signature.parameters.values())
+    if not parameters or parameters[0].name != "ctx":
+        raise ValueError(f"tool {name!r}: the first parameter must be `ctx`")
+    fields: dict[str, Any] = {}
+    for parameter in parameters[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(f"tool {name!r}: *{parameter.name} is not allowed, name every argument")
+        if parameter.annotation is inspect.Parameter.empty:
+            raise ValueError(f"tool {name!r}: argument {parameter.name!r} needs a type")
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[parameter.name] = (parameter.annotation, default)
+    return create_model(name, __config__=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False), **fields)
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    schema.pop("title", None)
+    for field in schema.get("properties", {}).values():
+        field.pop("title", None)
+    return schema
+
+
+def _pack(function: Callable[..., Any]) -> str:
+    parts = function.__module__.split(".")
+    return parts[2] if len(parts) > 2 and parts[1] == "tools" else parts[-1]
+
+
+def _with_digest(spec: ToolSpec, function: Callable[..., Any]) -> ToolSpec:
+    try:
+        source = inspect.getsource(function)
+    except OSError:  # defined in an interactive session: the compiled code stands for the source
+        source = function.__code__.co_code.hex()
+    content = {
+        "name": spec.name,
+        "pack": spec.pack,
+        "description": spec.description,
+        "parameters": spec.parameters,
+        "effect": spec.effect,
+        "scopes": sorted(spec.scopes),
+        "timeout_s": spec.timeout_s,
+        "cache": [spec.cache.ttl_s, *spec.cache.tags] if spec.cache else None,
+        "invalidates": spec.invalidates,
+        "idempotent": spec.idempotent,
+        "amount_arg": spec.amount_arg,
+        "labels": [spec.labels.integrity, spec.labels.confidentiality],
+        "source": source,
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return replace(spec, digest=f"sha256:{digest}")

@@ -1,0 +1,86 @@
+"""Settings: `[tool.agentops]` in the project's pyproject.toml, overridden by AGENTOPS_* environment variables.
+
+Invariant: a Settings value is complete and validated; an unknown key or a value out of range is a ConfigError that
+names the key and the place. Secrets (API keys, Redis passwords) come only from the environment and print as `***`.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from agentops.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "AGENTOPS_"
+SECRET_KEYS = ("api_keys", "redis_url")
+
+
+class Settings(BaseModel):
+    """Everything a deployment can set. Each field is a key of `[tool.agentops]` and, upper-cased, AGENTOPS_<KEY>."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    service: str = Field(
+        "agentops", pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="service name on spans and segments"
+    )
+    home: str = Field(".agentops", description="folder of local state, relative to the project root")
+    tenant: str = Field("default", min_length=1, max_length=64, description="tenant of local commands")
+    world: str = Field("tools.world", description="module of the project that creates and opens the tools' world")
+    pipeline: str = Field("", description="pipeline used when a command names none; empty = the only one")
+    host: str = Field("127.0.0.1", description="address `agentops serve` binds; others need an API key")
+    port: int = Field(8321, ge=0, le=65535)
+    api_keys: SecretStr | None = Field(
+        None, description="environment only: comma-separated id:secret:tenant:user, optionally :role+role"
+    )
+    redis_url: SecretStr | None = Field(None, description="environment only: shared cache and state")
+    otlp_endpoint: str = Field("", description="also export spans to this OTLP/HTTP endpoint")
+    planner_model: str = Field("", description="LiteLLM model that plans what playbooks do not cover; empty = hand-off")
+    encoder: str = Field("", description="folder with model.onnx and tokenizer.json; empty = the packaged MiniLM")
+    causal_model: str = Field("", description="Hugging Face folder or id; empty = the packaged SmolLM2-135M")
+    use_causal: bool = Field(False, description="ask the small language model when the encoder is unsure (needs torch)")
+    max_concurrency: int = Field(64, ge=1, le=10_000, description="requests served at the same time")
+    request_timeout_s: float = Field(30.0, gt=0, le=3600)
+
+
+def load(table: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from a `[tool.agentops]` table and the environment (the environment wins).
+
+    Raises:
+        ConfigError: an unknown key, a secret in the file, or a value out of range; names the key and where it was set.
+    """
+    environment = os.environ if environment is None else environment
+    table = dict(table or {})
+    for key in SECRET_KEYS:
+        if key in table:
+            raise ConfigError(
+                f"[tool.agentops] {key} is a secret and may not be in a file: "
+                f"set {ENVIRONMENT_PREFIX}{key.upper()} instead"
+            )
+    origin = {key: f"[tool.agentops] {key}" for key in table}
+    for key in Settings.model_fields:
+        name = ENVIRONMENT_PREFIX + key.upper()
+        if environment.get(name):
+            table[key] = environment[name]
+            origin[key] = name
+    try:
+        return Settings.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        key = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(sorted(set(Settings.model_fields) - set(SECRET_KEYS)))
+            raise ConfigError(f"[tool.agentops] {key!r} is not a setting; known settings: {known}") from None
+        shown = "***" if key in SECRET_KEYS else repr(table.get(key))
+        raise ConfigError(f"{origin.get(key, key)} = {shown} is not allowed: {first['msg']}") from None
+
+
+def home(root: Path, settings: Settings) -> Path:
+    """The folder of local state, created with its own .gitignore."""
+    path = (root / settings.home).resolve()
+    path.mkdir(parents=True, exist_ok=True)
+    ignore = path / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+    return path
