@@ -30,7 +30,7 @@ class Settings(BaseModel):
     world: str = Field("tools.world", description="module of the project that creates and opens the tools' world")
     pipeline: str = Field("", description="pipeline used when a command names none; empty = the only one")
     host: str = Field("127.0.0.1", description="address `agentops serve` binds; others need an API key")
-    port: int = Field(8321, ge=0, le=65535)
+    port: int = Field(8321, ge=0, le=65535, description="port `agentops serve` binds; 0 = any free one")
     api_keys: SecretStr | None = Field(
         None, description="environment only: comma-separated id:secret:tenant:user, optionally :role+role"
     )
@@ -41,7 +41,7 @@ class Settings(BaseModel):
     causal_model: str = Field("", description="Hugging Face folder or id; empty = the packaged SmolLM2-135M")
     use_causal: bool = Field(False, description="ask the small language model when the encoder is unsure (needs torch)")
     max_concurrency: int = Field(64, ge=1, le=10_000, description="requests served at the same time")
-    request_timeout_s: float = Field(30.0, gt=0, le=3600)
+    request_timeout_s: float = Field(30.0, gt=0, le=3600, description="deadline of one request, in seconds")
 
 
 def load(table: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:

@@ -89,7 +89,7 @@ def test_references_are_parsed_found_and_resolved() -> None:
     assert resolve({"a": [Ref("o", ("n",))]}, {"o": {"n": 3}}) == {"a": [3]}
     assert holes("{a.b} {{c}} {d}") == [Ref("a", ("b",)), Ref("d")]
     assert render("{o.n} of {{{o.tags}}}", {"o": {"n": 3, "tags": ["x", "y"]}}) == "3 of {x, y}"
-    with pytest.raises(ValueError, match="'o.m': the result has no 'm'"):
+    with pytest.raises(ValueError, match=r"'o\.m': the result has no 'm'"):
         resolve(Ref("o", ("m",)), {"o": {"n": 3}})
     with pytest.raises(ValueError, match="is not a reference"):
         reference("__class__")
