@@ -233,6 +233,7 @@ class Step:
     tool: str
     arguments: Mapping[str, Any]
     after: tuple[str, ...] = ()  # every step it waits for: references plus ordering of effects
+    stage: int = 0  # the line it is written on, counted from 0: steps of one stage never wait for each other
 
 
 @dataclass(frozen=True, slots=True)
