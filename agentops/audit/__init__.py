@@ -1,0 +1,26 @@
+"""Append-only audit: canonical records in a Merkle log with signed checkpoints, verifiable by an outsider.
+
+Invariant: `append` returns after the record is on disk; no change to what was written passes `verify` unless it was
+made with the signing key or undoes the last few seconds together with the checkpoint. Anchoring elsewhere is the
+reader's part: keep `AuditReport.heads`.
+"""
+
+from agentops.audit.canonical import canonical, digest, digest_value
+from agentops.audit.log import Audit, AuditLog, MemoryAudit
+from agentops.audit.merkle import inclusion_proof, verify_inclusion
+from agentops.audit.verify import AuditProblem, AuditReport, records, verify
+
+__all__ = [
+    "Audit",
+    "AuditLog",
+    "AuditProblem",
+    "AuditReport",
+    "MemoryAudit",
+    "canonical",
+    "digest",
+    "digest_value",
+    "inclusion_proof",
+    "records",
+    "verify",
+    "verify_inclusion",
+]

@@ -1,0 +1,284 @@
+"""The audit log a process writes: records from any thread or event loop, durable when the call returns.
+
+Invariant: an index is returned only after the record's bytes were flushed to the disk; records keep the order in which
+they were handed in. One writer thread flushes everything that waits at once (group commit). It interprets no record.
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from agentops.audit import frames, logfile, notes
+from agentops.audit.canonical import canonical, digest_value
+from agentops.errors import AuditError
+from agentops.graph import Clock, RealClock
+from agentops.types import Json
+
+BATCH = 1024  # records of one flush
+CHECKPOINT_RECORDS = 4096
+CHECKPOINT_SECONDS = 5.0
+BACKLOG = 100_000  # records posted but not flushed before `post` refuses
+_ORIGIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+class Audit(Protocol):
+    """Where decisions and effects are recorded: `AuditLog` on disk, `MemoryAudit` in simulation."""
+
+    async def append(self, record: Mapping[str, Json]) -> int:
+        """Record and wait until it is durable; returns its index in the log."""
+        ...
+
+    def append_now(self, record: Mapping[str, Json]) -> int:
+        """The same for synchronous callers; blocks the thread for one flush."""
+        ...
+
+    def post(self, record: Mapping[str, Json]) -> None:
+        """Record without waiting: durable with the next flush, before any later `append` returns."""
+        ...
+
+    def digest(self, value: Json) -> str:
+        """Salted digest that stands for a personal value in a record."""
+        ...
+
+
+Waiter = asyncio.Future[int] | concurrent.futures.Future[int]  # a caller in an event loop, or in a thread
+
+
+class AuditLog:
+    """An append-only log in `folder`: one file per process, a Merkle tree over it, signed checkpoints beside it."""
+
+    def __init__(self, folder: Path, origin: str, clock: Clock = RealClock()) -> None:
+        """Take up a log of `origin` that no other process writes, or start one.
+
+        Args:
+            folder: holds the logs, their checkpoints and the key; created with mode 0700.
+            origin: who writes, `[a-z0-9_-]`, for example the service's name.
+            clock: stamps the records.
+
+        Raises:
+            AuditError: the log was tampered with, the key is unusable, or the folder cannot be written.
+        """
+        if not _ORIGIN.fullmatch(origin):
+            raise AuditError(f"origin {origin!r} is not allowed: use lower-case letters, digits, _ and -, at most 63")
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._key = notes.load_or_create_key(folder)
+            self._salt = notes.load_or_create_salt(folder)
+        except OSError as error:
+            raise AuditError(f"the audit folder {str(folder)!r} cannot be used: {error.strerror}") from None
+        self.folder = folder
+        self.origin = origin
+        self._clock = clock
+        self._pid = os.getpid()
+        self._file = logfile.acquire(folder, origin, self._key)
+        self._queue: deque[tuple[int, bytes, Waiter | None]] = deque()
+        self._wake = threading.Condition()
+        self._checkpoint_wanted: list[Waiter] = []
+        self._closing = False
+        self._trouble = ""  # a failure nobody waited for (a posted record, a checkpoint); told to the next caller
+        self._thread = threading.Thread(target=self._run, name=f"audit-{origin}", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    async def append(self, record: Mapping[str, Json]) -> int:
+        """Write one record and wait until it is on disk; returns its index in this log (0-based).
+
+        Raises:
+            AuditError: no canonical form, over 1 MiB, the log is closed, or the disk refused: then it was not written.
+        """
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._put(record, waiter)
+        return await waiter
+
+    def append_now(self, record: Mapping[str, Json]) -> int:
+        """As `append`, for synchronous callers: blocks this thread for one flush."""
+        waiter: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._put(record, waiter)
+        return waiter.result()
+
+    def post(self, record: Mapping[str, Json]) -> None:
+        """Hand in a record without waiting: it is durable with the next flush, and before any later `append` returns.
+
+        Raises:
+            AuditError: as `append`; or 100,000 records wait; or an earlier posted record could not be written.
+        """
+        if len(self._queue) >= BACKLOG:
+            raise AuditError(f"{BACKLOG} audit records wait for the disk: slow down or wait for `append`")
+        self._put(record, None)
+
+    def digest(self, value: Json) -> str:
+        """Salted digest of a personal value; the salt lies in the folder, mode 0600."""
+        return digest_value(self._salt, value)
+
+    def checkpoint(self) -> None:
+        """Sign the present state; returns when the checkpoint is on disk.
+
+        Raises:
+            AuditError: the log is closed or the disk refused.
+        """
+        waiter: concurrent.futures.Future[int] = concurrent.futures.Future()
+        with self._wake:
+            self._refuse_if_closed()
+            self._checkpoint_wanted.append(waiter)
+            self._wake.notify()
+        waiter.result()
+
+    def close(self) -> None:
+        """Flush what waits, checkpoint and release the log. Safe to call twice.
+
+        Raises:
+            AuditError: the last records or the checkpoint could not be written.
+        """
+        if self._closing or os.getpid() != self._pid:
+            return
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+        atexit.unregister(self.close)
+        if self._trouble:
+            raise AuditError(self._trouble)
+
+    def __enter__(self) -> "AuditLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closing:
+            raise AuditError("the audit log is closed: open a new AuditLog")
+        if os.getpid() != self._pid:
+            raise AuditError("the audit log belongs to another process: open one after the fork")
+        if self._trouble:
+            trouble, self._trouble = self._trouble, ""
+            raise AuditError(f"the audit log failed earlier: {trouble}")
+
+    def _put(self, record: Mapping[str, Json], waiter: Waiter | None) -> None:
+        if str(record.get("type", "")).startswith("log."):
+            raise AuditError(f"record type {record['type']!r} is the log's own: choose another prefix than 'log.'")
+        data = canonical(dict(record))
+        if len(data) > frames.MAX_RECORD - 64:
+            raise AuditError(f"a record of {len(data)} bytes is too long: at most 1 MiB; store a digest instead")
+        item = (self._now_ms(), data, waiter)
+        with self._wake:
+            self._refuse_if_closed()
+            self._queue.append(item)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        """The writer thread: flush whatever waits, checkpoint when due, until closed and empty."""
+        due = time.monotonic() + CHECKPOINT_SECONDS
+        while True:
+            with self._wake:
+                while not (self._queue or self._checkpoint_wanted or self._closing):
+                    dirty = self._file.size > self._file.checkpoint_size
+                    if dirty and time.monotonic() >= due:
+                        break
+                    self._wake.wait(max(0.01, due - time.monotonic()) if dirty else None)
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
+                wanted = self._checkpoint_wanted if not batch else []
+                if wanted:
+                    self._checkpoint_wanted = []
+                finished = self._closing and not batch
+            if batch:
+                self._flush(batch)
+            grown = self._file.size - self._file.checkpoint_size
+            if wanted or finished or grown >= CHECKPOINT_RECORDS or (grown and time.monotonic() >= due):
+                self._checkpoint(wanted)
+                due = time.monotonic() + CHECKPOINT_SECONDS
+            if finished:
+                self._file.close()
+                return
+
+    def _flush(self, batch: list[tuple[int, bytes, Waiter | None]]) -> None:
+        error: AuditError | None = None
+        first = -1
+        try:
+            if self._file.full:
+                self._rotate()
+            first = self._file.append([(at_ms, data) for at_ms, data, _ in batch], self._now_ms())
+        except AuditError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - whatever went wrong, no caller may wait for ever
+            error = AuditError(f"the audit log failed: {type(caught).__name__}: {caught}")
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[int], int]]] = {}
+        for index, (_, _, waiter) in enumerate(batch, first):
+            if isinstance(waiter, asyncio.Future):
+                loops.setdefault(waiter.get_loop(), []).append((waiter, index))
+            elif waiter is not None:
+                _settle([(waiter, index)], error)
+            elif error is not None:
+                self._trouble = str(error)
+        for loop, waiters in loops.items():
+            try:
+                loop.call_soon_threadsafe(_settle, waiters, error)
+            except RuntimeError:
+                continue  # the loop was closed: nobody waits any more, the records are written all the same
+
+    def _checkpoint(self, waiters: list[Waiter]) -> None:
+        error: AuditError | None = None
+        try:
+            self._file.checkpoint(self._now_ms())
+        except AuditError as caught:
+            error = caught
+            if not waiters:
+                self._trouble = str(caught)
+        _settle([(waiter, self._file.size) for waiter in waiters], error)
+
+    def _rotate(self) -> None:
+        self._file.checkpoint(self._now_ms())
+        successor = logfile.acquire(self.folder, self.origin, self._key)
+        self._file.close()
+        self._file = successor
+
+
+class MemoryAudit:
+    """Records in memory, for simulation and tests. The same canonical form is required, nothing is durable."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Json]] = []
+
+    async def append(self, record: Mapping[str, Json]) -> int:
+        """Keep the record; returns its index."""
+        return self.append_now(record)
+
+    def append_now(self, record: Mapping[str, Json]) -> int:
+        """Keep the record; returns its index.
+
+        Raises:
+            AuditError: the record has no canonical form.
+        """
+        canonical(dict(record))
+        self.records.append(dict(record))
+        return len(self.records) - 1
+
+    def post(self, record: Mapping[str, Json]) -> None:
+        """Keep the record."""
+        self.append_now(record)
+
+    def digest(self, value: Json) -> str:
+        """Digest under a fixed salt: simulated values are nobody's."""
+        return digest_value(b"agentops simulation", value)
+
+
+def _settle(waiters: Sequence[tuple[Waiter, int]], error: AuditError | None) -> None:
+    """Wake callers with the index of their record, or with why it was not written."""
+    for waiter, index in waiters:
+        if waiter.done():  # cancelled meanwhile
+            continue
+        if error is None:
+            waiter.set_result(index)
+        else:
+            waiter.set_exception(error)

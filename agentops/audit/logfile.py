@@ -1,0 +1,269 @@
+"""One log on disk: taken under a lock, recovered, appended to, checkpointed.
+
+Invariant: a record counts only after `fdatasync`; the tree, the link and the file move forward together or not at all.
+A torn end (a crash while writing) is moved aside and recorded; anything else that does not fit is tampering and the
+log refuses to be written. It knows nothing of threads or queues.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agentops.audit import frames, notes
+from agentops.audit.canonical import canonical
+from agentops.errors import AuditError
+from agentops.types import Json
+
+ROTATE_BYTES = 64 * 1024 * 1024  # a log that grew past this is closed: taking it up again re-reads all of it
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}-[0-9a-f]{12}")
+
+
+class LogFile:
+    """The log `name` in `folder`, locked for this object until `close`."""
+
+    def __init__(self, folder: Path, name: str, key: Ed25519PrivateKey, descriptor: int) -> None:
+        """Recover the log behind `descriptor` (open for reading and writing, already locked).
+
+        Raises:
+            AuditError: the log or its checkpoint was changed or cut; names file and offset.
+        """
+        self.folder = folder
+        self.name = name
+        self.path = folder / f"{name}.log"
+        self.failed = ""  # not empty: why nothing more may be written
+        self._key = key
+        self._descriptor = descriptor
+        public = notes.public_bytes(key)
+        data = _read_all(descriptor, self.path)
+        checkpoint = read_checkpoint(folder, name, public)
+        walk = frames.walk(data, name, public, () if checkpoint is None else (checkpoint.size,))
+        problem = judge(walk, checkpoint, self.path)
+        if problem:
+            raise AuditError(
+                f"{problem}. Nothing was written; keep the folder as it is and run `agentops audit verify`"
+            )
+        self._tree, self._link, self._end = walk.tree, walk.link, walk.end
+        self.checkpoint_size = 0 if checkpoint is None else checkpoint.size
+        self._opening: list[dict[str, Json]] = []
+        if walk.tail != "clean":
+            self._opening.append(self._quarantine(data[walk.end :]))
+        self._opening.append({"type": "log.open", "log": name, "key": notes.key_id(public).hex(), "pid": os.getpid()})
+        self._opened = False
+
+    @property
+    def size(self) -> int:
+        """Records written and flushed."""
+        return self._tree.size
+
+    @property
+    def full(self) -> bool:
+        return self._end >= ROTATE_BYTES
+
+    def append(self, records: Sequence[tuple[int, bytes]], at_ms: int) -> int:
+        """Write (milliseconds, canonical JSON) pairs and flush once; returns the index of the first.
+
+        Raises:
+            AuditError: the disk refused; nothing of this batch is in the log.
+        """
+        if not self._opened:
+            self._open(at_ms)
+        return self._write(records)
+
+    def checkpoint(self, at_ms: int) -> None:
+        """Sign the present root and replace the checkpoint beside the log.
+
+        Raises:
+            AuditError: the disk refused; the earlier checkpoint stands.
+        """
+        if self.size == self.checkpoint_size or self.failed:
+            return
+        note = notes.sign(notes.Checkpoint(self.name, self.size, self._tree.root(), at_ms), self._key)
+        try:
+            notes.replace_durably(self.folder / f"{self.name}.checkpoint", note)
+        except OSError as error:
+            raise AuditError(f"the checkpoint of {self.name!r} cannot be written: {error.strerror}") from None
+        self.checkpoint_size = self.size
+
+    def close(self) -> None:
+        """Release the lock. Does not checkpoint."""
+        os.close(self._descriptor)
+
+    def _open(self, at_ms: int) -> None:
+        """Write what happened at opening, with the other logs' heads: later, none of them can vanish unnoticed."""
+        self._opening[-1]["heads"] = {
+            other: [checkpoint.size, checkpoint.root.hex()]
+            for other in log_names(self.folder)
+            if other != self.name
+            and (checkpoint := _readable_checkpoint(self.folder, other, notes.public_bytes(self._key))) is not None
+        }
+        new = self.size == 0
+        self._write([(at_ms, canonical(record)) for record in self._opening])
+        self._opened = True
+        if new:  # from its first acknowledged record on, a log without a checkpoint is a log that was tampered with
+            self.checkpoint(at_ms)
+
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> int:
+        if self.failed:
+            raise AuditError(self.failed)
+        link = self._link
+        parts: list[bytes] = []
+        links: list[bytes] = []
+        for at_ms, record in records:
+            data, link = frames.frame(link, b'{"at_ms":%d,"record":%b}' % (at_ms, record))
+            parts.append(data)
+            links.append(link)
+        batch = b"".join(parts)
+        try:
+            view = memoryview(batch)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            self._roll_back()
+            raise AuditError(f"the audit log {self.path.name!r} cannot be written: {error.strerror}") from None
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            # After a failed flush the kernel may have dropped the pages: what is on disk is unknown until re-read.
+            self.failed = (
+                f"the audit log {self.path.name!r} could not be flushed ({error.strerror}): restart to recover"
+            )
+            raise AuditError(self.failed) from None
+        first = self._tree.size
+        for item in links:
+            self._tree.append(item)
+        self._link = link
+        self._end += len(batch)
+        return first
+
+    def _roll_back(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, self._end)
+        except OSError as error:
+            self.failed = f"the audit log {self.path.name!r} holds half a batch ({error.strerror}): restart to recover"
+
+    def _quarantine(self, tail: bytes) -> dict[str, Json]:
+        """Move a torn end aside, cut the log there, and return the record that says so."""
+        aside = self.folder / f"{self.name}.torn-{self._end}-{secrets.token_hex(4)}"
+        notes.write_durably(aside, tail, 0o600)
+        notes.sync_folder(self.folder)
+        os.ftruncate(self._descriptor, self._end)
+        os.fsync(self._descriptor)
+        sha256 = hashlib.sha256(tail).hexdigest()
+        return {"type": "log.recovered", "offset": self._end, "bytes": len(tail), "sha256": sha256, "file": aside.name}
+
+
+def acquire(folder: Path, origin: str, key: Ed25519PrivateKey) -> LogFile:
+    """A log of `origin` that no process writes, recovered; a new one when all are taken or full.
+
+    Raises:
+        AuditError: the log that would be continued was tampered with, or the folder cannot be written.
+    """
+    own = re.compile(re.escape(origin) + r"-[0-9a-f]{12}")
+    try:
+        for name in log_names(folder):
+            path = folder / f"{name}.log"
+            if own.fullmatch(name) and path.exists() and path.stat().st_size < ROTATE_BYTES:
+                descriptor = _lock(path, os.O_RDWR | os.O_APPEND)
+                if descriptor is not None:
+                    return _recover(folder, name, key, descriptor)
+        while True:
+            name = f"{origin}-{secrets.token_hex(6)}"
+            descriptor = _lock(folder / f"{name}.log", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+            notes.sync_folder(folder)
+            if descriptor is not None:
+                return _recover(folder, name, key, descriptor)
+    except OSError as error:
+        raise AuditError(f"the audit folder {str(folder)!r} cannot be used: {error.strerror}") from None
+
+
+def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, path: Path) -> str:
+    """Why a log must not be continued or believed, or "". A torn end alone is no reason."""
+    where = f"{path.name}, byte {walk.end}"
+    if walk.tail == "damaged_inside":
+        return f"{where}: a damaged record lies before good ones: the log was changed after it was written"
+    if walk.tail == "broken_link":
+        return f"{where}: a record does not follow the one before it: records were removed, reordered or replaced"
+    if checkpoint is None:
+        if walk.tree.size > 1:
+            return f"{path.stem}.checkpoint is missing: a log of {walk.tree.size} records must have one"
+        return ""
+    if walk.tree.size < checkpoint.size:
+        return f"{where}: {walk.tree.size} records, but the signed checkpoint says {checkpoint.size}: the log was cut"
+    if walk.roots[checkpoint.size] != checkpoint.root:
+        return f"{path.name}: the first {checkpoint.size} records are not the ones the checkpoint signed"
+    return ""
+
+
+def log_names(folder: Path) -> list[str]:
+    """Names of the logs in `folder`; a `.checkpoint` without its `.log` counts, so that a removed log is noticed."""
+    names = {path.stem for suffix in ("log", "checkpoint") for path in folder.glob(f"*.{suffix}")}
+    return sorted(name for name in names if NAME.fullmatch(name))
+
+
+def read_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
+    """The signed checkpoint of a log, None when it has none.
+
+    Raises:
+        AuditError: it is not signed by this key, or is another log's.
+    """
+    path = folder / f"{name}.checkpoint"
+    try:
+        with path.open("rb") as file:
+            note = file.read(64 * 1024)
+    except FileNotFoundError:
+        return None
+    try:
+        checkpoint = notes.open_note(note, public)
+    except AuditError as error:
+        raise AuditError(f"{path.name}: {error}") from None
+    if checkpoint.log != name:
+        raise AuditError(f"{path.name}: is the checkpoint of another log, {checkpoint.log!r}")
+    return checkpoint
+
+
+def _readable_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
+    """Another log's checkpoint; a damaged one is that log's problem and is reported by `verify`."""
+    with contextlib.suppress(AuditError):
+        return read_checkpoint(folder, name, public)
+    return None
+
+
+def _recover(folder: Path, name: str, key: Ed25519PrivateKey, descriptor: int) -> LogFile:
+    try:
+        return LogFile(folder, name, key, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    """An open descriptor that holds the file's lock, None when another process holds it."""
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _read_all(descriptor: int, path: Path) -> bytes:
+    size = os.fstat(descriptor).st_size
+    if size > frames.MAX_LOG:
+        raise AuditError(f"{path.name} has {size} bytes: a log ends at {frames.MAX_LOG}, so this is not one of ours")
+    parts: list[bytes] = []
+    offset = 0
+    while offset < size:
+        part = os.pread(descriptor, min(size - offset, 16 * 1024 * 1024), offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
