@@ -1,0 +1,5 @@
+"""Help articles: search and read."""
+
+from .tools import get_article, search_articles
+
+__all__ = ["get_article", "search_articles"]
