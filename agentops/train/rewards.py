@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from agentops.errors import TrainError
 from agentops.types import Trajectory, Verdict
 
+NOT_A_PLAN = "PlanError: "  # how an environment's Trajectory.error begins when the text was no plan
 PASS_RATE_FLOOR = 0.5  # below this a group learns to succeed first; speed comes after
 
 
@@ -112,7 +113,7 @@ def signals(trajectory: Trajectory, verdict: Verdict, written_tokens: int = 0, m
     if not trajectory.timed:
         raise TrainError(f"episode {trajectory.trace_id!r} has no times: a latency reward needs simulated ones")
     steps = trajectory.steps
-    parsed = not trajectory.error.startswith("plan:")
+    parsed = not trajectory.error.startswith(NOT_A_PLAN)
     denied = sum(step.status == "denied" for step in steps)
     return Signals(
         outcome=float(verdict.success),

@@ -1,0 +1,293 @@
+"""Group-relative policy optimisation on plans: TRL's GRPOTrainer, rewarded by the project's own environment.
+
+One prompt is a request, one completion a plan; the plan is run on virtual time under the real policy, verified, and
+scored by `rewards`. Loss `dapo` (arXiv 2503.14476), no scaling within groups, temperature 1, no sampling cut-offs.
+Invariant: a completion's reward is a function of (task, plan, seed, step); what could not be scored is None, never 0,
+and a group without two different rewards moves nothing. Simpler than the papers: one turn, no staleness, no reference
+by default.
+"""
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentops.errors import TrainError, require
+from agentops.train import artifact, machine, rewards, rows
+from agentops.train.progress import Progress, callback, train
+from agentops.train.recipe import GrpoRecipe, Machine, settings
+from agentops.types import Dataset, Environment, Task
+
+ATTEMPTS = 2  # an episode that broke is tried once more in a fresh world before it counts as unscorable
+
+
+def run(
+    dataset: Dataset | Path,
+    recipe: Mapping[str, Any] | GrpoRecipe,
+    base: Path,
+    out: Path,
+    environment: Callable[[], Environment] | None = None,
+    progress: Progress | None = None,
+    *,
+    tasks: Mapping[str, Task] | None = None,
+    adapter: Path | None = None,
+    on: Machine = Machine(),
+) -> dict[str, Any]:
+    """Train a planner by trial in the environment and write the adapter (or the model) to `out`.
+
+    Args:
+        dataset: rows {"prompt": [messages], "task_id": …} and optionally "free_s" and "max_s", the latencies (simulated
+            seconds) this request is measured against; other columns are dropped.
+        recipe: the `[grpo]` table.
+        base: Hugging Face folder of the model to start from.
+        out: folder of the artifact; must not exist.
+        environment: makes a fresh environment for one episode.
+        progress: called after each step with (step, total, values); values hold outcome, latency_s, invalid.
+        tasks: task id -> task, for every task_id of the rows.
+        adapter: an earlier adapter (usually the SFT one) to train on.
+        on: the `[machine]` table.
+
+    Returns:
+        The manifest written to `out`.
+
+    Raises:
+        TrainError: recipe, rows, tasks or base are unusable; no episode could be scored; nothing was learned.
+    """
+    recipe = settings(GrpoRecipe, recipe)
+    if recipe.batch_size % recipe.generations:
+        raise TrainError(
+            f"[grpo] batch_size = {recipe.batch_size!r} counts completions: make it a multiple of "
+            f"generations = {recipe.generations!r}"
+        )
+    if environment is None:
+        raise TrainError("grpo needs an environment: it learns from what plans do, not from recorded answers")
+    data = rows.read(dataset, "grpo")
+    prompts = [_prompt(row, tasks or {}, recipe, f"row {number}") for number, row in enumerate(data.rows, 1)]
+    require("trl", "train")
+    from datasets import Dataset as Table
+    from trl import GRPOConfig
+
+    device = machine.resolve(on)
+    with machine.running(device), tempfile.TemporaryDirectory() as scratch:
+        base_digest = artifact.digest(base)
+        model, tokenizer = artifact.load(base, adapter)
+        lengths = [
+            rows.length(tokenizer, one["prompt"], None, f"row {number}") for number, one in enumerate(prompts, 1)
+        ]
+        room = model.config.max_position_embeddings - recipe.max_completion_length
+        limit, keep = rows.fit(lengths, recipe.max_prompt_length, room, lambda index: f"row {index + 1}")
+        scorer = Scorer(environment, tasks or {}, recipe)
+        curve: list[dict[str, float]] = []
+        try:
+            trainer = _trainer_class()(
+                resamples=recipe.resamples,
+                model=model,
+                reward_funcs=scorer.score,
+                args=GRPOConfig(
+                    **machine.arguments(recipe, device, scratch),
+                    num_generations=recipe.generations,
+                    max_completion_length=recipe.max_completion_length,
+                    temperature=1.0,
+                    top_p=1.0,
+                    top_k=0,
+                    loss_type="dapo",
+                    scale_rewards=recipe.scale_rewards,
+                    beta=recipe.beta,
+                ),
+                train_dataset=Table.from_list([prompts[index] for index in keep]),
+                processing_class=tokenizer,
+                peft_config=machine.lora(recipe, adapter),
+                callbacks=[callback(progress, curve)],
+            )
+        except ValueError as error:
+            raise TrainError(f"TRL refuses the data or the base: {error}") from error
+        before = artifact.trainable_digest(trainer.model)
+        train(trainer)
+        if not trainer.informative:
+            raise TrainError(
+                f"nothing was learned: in {trainer.groups} groups of {recipe.generations} plans no two rewards "
+                "differed (all right, all wrong, or none a plan); train with sft first, or take harder or easier tasks"
+            )
+        artifact.must_differ(before, trainer.model)
+        return artifact.save(
+            trainer.model,
+            tokenizer,
+            out,
+            artifact.manifest(
+                "grpo",
+                recipe,
+                base_digest=base_digest,
+                dataset=data.about(trained_on=len(keep), too_long=len(lengths) - len(keep)),
+                machine=device,
+                curve=curve,
+                max_prompt_length=limit,
+                adapter=artifact.digest(adapter) if adapter else "",
+                episodes={
+                    "run": scorer.episodes,
+                    "unscorable": scorer.unscorable,
+                    "groups": trainer.groups,
+                    "informative_groups": trainer.informative,
+                },
+                outcome=[round(entry["outcome"], 6) for entry in curve if "outcome" in entry],
+            ),
+        )
+
+
+@dataclass
+class Scorer:
+    """Runs plans and rewards them. `score` is the function TRL calls; the rest counts what happened."""
+
+    environment: Callable[[], Environment]
+    tasks: Mapping[str, Task]
+    recipe: GrpoRecipe
+    episodes: int = 0
+    unscorable: int = 0
+    _seen: dict[tuple[str, int, str], Any] = field(default_factory=dict)
+
+    def score(self, **columns: Any) -> list[float | None]:
+        """One reward per completion, as TRL asks for them; see `scored`.
+
+        The episodes run in a thread of their own, because the caller may be inside a running event loop; TRL's own
+        loop for asynchronous rewards is never closed.
+        """
+        with ThreadPoolExecutor(1, "episodes") as pool:
+            return pool.submit(asyncio.run, self.scored(**columns)).result()
+
+    async def scored(
+        self,
+        completions: Sequence[Sequence[Mapping[str, Any]]],
+        completion_ids: Sequence[Sequence[int]],
+        task_id: Sequence[str],
+        free_s: Sequence[float],
+        max_s: Sequence[float],
+        trainer_state: Any = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **_: Any,
+    ) -> list[float | None]:
+        """One reward per completion; None where the environment could not say.
+
+        Raises:
+            TrainError: not one episode of the batch could be scored.
+        """
+        step = int(getattr(trainer_state, "global_step", 0))
+        found: list[rewards.Signals | None] = []
+        self._seen.clear()  # equal plans of one group are one episode
+        for completion, ids, task in zip(completions, completion_ids, task_id, strict=True):
+            text = str(completion[0].get("content") or "")
+            found.append(await self._signals(task, step, text, len(ids)))
+        scored = [one for one in found if one is not None]
+        if not scored:
+            raise TrainError(
+                f"step {step}: none of {len(found)} episodes could be scored, so there is nothing to learn from: "
+                "run one task of the data set through the environment by hand"
+            )
+        if log_metric is not None:
+            for name in ("outcome", "latency_s", "process", "invalid"):
+                log_metric(name, sum(getattr(one, name) for one in scored) / len(scored))
+            log_metric("unscorable", (len(found) - len(scored)) / len(found))
+        rates = {
+            task: sum(one.outcome for one in group) / len(group)
+            for task in set(task_id)
+            if (group := [one for one, at in zip(found, task_id, strict=True) if at == task and one is not None])
+        }
+        weights = rewards.Weights(self.recipe.latency_weight, self.recipe.process_weight, self.recipe.invalid_weight)
+        return [
+            None
+            if one is None
+            else rewards.reward(
+                one,
+                rewards.Pace(low, high, self.recipe.deadline_s),
+                weights,
+                rewards.latency_scale(rates[task], step, self.recipe.latency_warmup_steps),
+            )
+            for one, task, low, high in zip(found, task_id, free_s, max_s, strict=True)
+        ]
+
+    async def _signals(self, task_id: str, step: int, text: str, tokens: int) -> rewards.Signals | None:
+        """Signals of one episode, or None after it broke in two fresh worlds."""
+        word = hashlib.sha256(f"{self.recipe.seed}\0{task_id}\0{step}".encode()).digest()
+        seed = int.from_bytes(word[:4], "big")  # the same for a whole group: a difference is then the plan's
+        if (key := (task_id, seed, text)) not in self._seen:
+            self._seen[key] = await self._episode(task_id, seed, text)
+        self.episodes += 1
+        if self._seen[key] is None:
+            self.unscorable += 1
+            return None
+        trajectory, verdict = self._seen[key]
+        return rewards.signals(trajectory, verdict, tokens, self.recipe.ms_per_token)
+
+    async def _episode(self, task_id: str, seed: int, text: str) -> Any:
+        for _ in range(ATTEMPTS):
+            environment: Environment | None = None
+            try:
+                environment = self.environment()
+                environment.reset(seed, self.tasks[task_id])
+                trajectory = await environment.run(text)
+                verdict = environment.verify(trajectory)
+                if verdict.success is not None:
+                    return trajectory, verdict
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # noqa: BLE001, S112 - whatever broke, the plan is not to blame: unscorable, and counted
+                continue
+            finally:
+                if environment is not None:
+                    environment.close()
+        return None
+
+
+def _prompt(row: Mapping[str, Any], tasks: Mapping[str, Task], recipe: GrpoRecipe, where: str) -> dict[str, Any]:
+    task_id = row.get("task_id")
+    if not isinstance(task_id, str) or task_id not in tasks:
+        raise TrainError(f"{where}: task_id {task_id!r} is not a known task: its plan could never be scored")
+    prompt = rows.messages(row.get("prompt"), f"{where}, prompt")
+    if prompt[-1]["role"] == "assistant":
+        raise TrainError(f"{where}: the prompt ends with an assistant message: nothing is left to write")
+    if any("tool_calls" in message for message in prompt):
+        raise TrainError(f"{where}: a prompt with tool calls is a started episode; plans are written from the request")
+    pace = rewards.Pace(
+        float(row.get("free_s") or recipe.free_s), float(row.get("max_s") or recipe.max_s), recipe.deadline_s
+    )
+    return {"prompt": prompt, "task_id": task_id, "free_s": pace.free_s, "max_s": pace.max_s}
+
+
+def _trainer_class() -> type:
+    """GRPOTrainer that draws again when a step would teach nothing, and leaves out groups that teach nothing."""
+    import torch
+    from trl import GRPOTrainer
+
+    class PlanTrainer(GRPOTrainer):
+        def __init__(self, *, resamples: int, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.resamples = resamples
+            self.groups = 0
+            self.informative = 0
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            batch: dict[str, Any] = {}
+            keep = torch.zeros(0, dtype=torch.bool)
+            for _ in range(1 + self.resamples):
+                batch = super()._generate_and_score_completions(inputs)
+                groups = batch["advantages"].view(-1, self.num_generations)
+                keep = (groups.abs() > 1e-6).any(dim=1)
+                self.groups += len(keep)
+                self.informative += int(keep.sum())
+                if keep.any():
+                    break
+            # Whole groups only: dropping rows would leave a baseline that no longer fits its group. With several
+            # processes or accumulation the batch must keep its size; there zero advantages do the same, slower.
+            if keep.all() or not keep.any() or self.accelerator.num_processes > 1 or self.args.steps_per_generation > 1:
+                return batch
+            select = keep.repeat_interleave(self.num_generations)
+            kept = {
+                name: value[select] if isinstance(value, torch.Tensor) and value.dim() else value
+                for name, value in batch.items()
+            }
+            kept["num_items_in_batch"] = kept["completion_mask"].sum()  # what `dapo` divides by
+            return kept
+
+    return PlanTrainer
