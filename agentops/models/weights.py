@@ -70,7 +70,7 @@ def encoder(source: str = "") -> EncoderFiles:
         for file in (files.onnx, files.tokenizer):
             if not file.is_file():
                 raise ModelError(
-                    f"encoder = {source!r}: {file.name} is not in it; an encoder folder has model.onnx and tokenizer.json"
+                    f"encoder = {source!r}: {file.name} is not in it; an encoder folder has model.onnx, tokenizer.json"
                 )
         return files
     return EncoderFiles(
