@@ -1,0 +1,143 @@
+"""The Cedar schema of a project, generated from its tools' manifests and its agents.
+
+Invariant: the schema is a function of the manifests: equal manifests give equal text, and a policy that names a tool,
+argument, agent or fact that does not exist fails strict validation. It decides nothing.
+
+Principal = the run (who asks, through which agent). Action = the tool, in the group of its effect. Resource = the tool
+as an entity with attributes. `context.args` = facts of the arguments, `context.g` = what the gateway counted and saw.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentops.errors import PolicyError
+from agentops.types import AgentSpec, ToolSpec
+
+EFFECTS = ("read", "write", "money", "egress", "exec")
+CEDAR_TYPES = {"string": "String", "integer": "Long", "boolean": "Bool"}
+RUN = {
+    "actors": "Set<String>",
+    "agent": "String",
+    "max_calls": "Long",
+    "max_money_cents": "Long",
+    "roles": "Set<String>",
+    "scopes": "Set<String>",  # user ∩ agent
+    "tenant": "String",
+    "tools": "Set<String>",  # the agent's ceiling
+    "user": "String",
+}
+TOOL = {
+    "confidentiality": "String",
+    "effect": "String",
+    "idempotent": "Bool",
+    "integrity": "String",
+    "name": "String",
+    "pack": "String",
+    "scopes": "Set<String>",
+}
+FACTS = {
+    "args_confidentiality": "String",  # public | internal | personal | secret
+    "args_untrusted": "Bool",  # an argument was derived from untrusted content
+    "calls_used": "Long",  # by this run, this call and those in flight included
+    "money_used_cents": "Long",  # the same for money
+    "untrusted_seen": "Bool",  # the run has read untrusted content
+}
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_RESERVED = frozenset(["in", "is", "has", "like", "if", "then", "else", "true", "false"])
+_HEAD = """\
+// Generated from the tools' manifests and the agents: do not edit, `agentops check` says when it is out of date.
+"""
+
+
+def generate_schema(tools: Mapping[str, ToolSpec], agents: Mapping[str, AgentSpec]) -> str:
+    """The schema as Cedar text, tools and agents in order of their names.
+
+    Raises:
+        PolicyError: a tool has the name of an effect, or an argument's name cannot be a fact.
+    """
+    parts = [_HEAD]
+    names = ", ".join(_quoted(name) for name in sorted(agents))
+    parts.append(f"entity Agent enum [{names}];\n" if names else "entity Agent;\n")
+    parts.append(f"entity Run in [Agent] = {_record(RUN, 0)};\n")
+    parts.append(f"entity Tool = {_record(TOOL, 0)};\n")
+    parts.extend(f'action "{effect}";\n' for effect in EFFECTS)
+    for name in sorted(tools):
+        spec = tools[name]
+        if name in EFFECTS:
+            raise PolicyError(f"tool {name!r} has the name of an effect ({', '.join(EFFECTS)}): rename it")
+        args = _record(argument_types(spec), 2)
+        parts.append(
+            f'action {_quoted(name)} in [Action::"{spec.effect}"] appliesTo {{\n'
+            "  principal: [Run],\n"
+            "  resource: [Tool],\n"
+            f"  context: {{\n    args: {args},\n    g: {_record(FACTS, 2)}\n  }}\n}};\n"
+        )
+    return "\n".join(parts)
+
+
+def argument_types(spec: ToolSpec) -> dict[str, str]:
+    """Facts of a tool's arguments: name (with `?` when it can be absent) -> Cedar type.
+
+    Numbers with a fraction and objects have no fact: Cedar has neither. An e-mail argument has a second fact,
+    `<name>_domain`.
+
+    Raises:
+        PolicyError: an argument's name cannot be a fact, or collides with an e-mail's domain fact.
+    """
+    types: dict[str, str] = {}
+    for name, schema in spec.parameters.get("properties", {}).items():
+        if name.startswith("__") or name.endswith("?"):
+            raise PolicyError(f"tool {spec.name!r}: argument {name!r} cannot be a policy fact: rename it")
+        kind, optional = cedar_type(schema, spec.parameters.get("$defs", {}))
+        if not kind:
+            continue
+        absent = (
+            "?" if optional or (name not in spec.parameters.get("required", ()) and "default" not in schema) else ""
+        )
+        types[name + absent] = kind
+        if kind == "String" and is_email(name, schema):
+            domain = f"{name}_domain"
+            if domain in spec.parameters["properties"]:
+                raise PolicyError(f"tool {spec.name!r}: argument {domain!r} is the domain fact of {name!r}: rename it")
+            types[domain + absent] = "String"
+    return types
+
+
+def cedar_type(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[str, bool]:
+    """Cedar type of a JSON Schema ("" when it has none) and whether null is allowed."""
+    if "$ref" in schema:
+        return cedar_type(definitions.get(str(schema["$ref"]).rsplit("/", 1)[-1], {}), {})
+    if "anyOf" in schema:
+        kinds = [cedar_type(item, definitions)[0] for item in schema["anyOf"] if item.get("type") != "null"]
+        nullable = len(kinds) < len(schema["anyOf"])
+        return (kinds[0] if len(set(kinds)) == 1 else ""), nullable
+    kind = schema.get("type")
+    if kind is None and "const" in schema:
+        kind = "string" if isinstance(schema["const"], str) else None
+    if kind == "array":
+        item, _ = cedar_type(schema.get("items", {}), definitions)
+        return (f"Set<{item}>" if item in ("String", "Long") else ""), False
+    return CEDAR_TYPES.get(str(kind), ""), False
+
+
+def is_email(name: str, schema: Mapping[str, Any]) -> bool:
+    """Whether an argument is an e-mail address: by JSON Schema format, or by its name."""
+    return schema.get("format") == "email" or name == "email" or name.endswith("_email")
+
+
+def _record(fields: Mapping[str, str], depth: int) -> str:
+    if not fields:
+        return "{}"
+    indent = "  " * depth
+    lines = []
+    for name in sorted(fields):
+        bare = name.removesuffix("?")
+        shown = bare if _IDENTIFIER.fullmatch(bare) and bare not in _RESERVED else _quoted(bare)
+        lines.append(f"{indent}  {shown}{'?' if name.endswith('?') else ''}: {fields[name]}")
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
