@@ -143,7 +143,7 @@ def _invalid(policies: list[Policy], schema: str) -> list[Problem]:
     problems: list[Problem] = []
     for policy in policies:
         result = cedarpy.validate_policies(policy.text, handle)
-        texts = {re.sub(r"^for policy `policy0`[,:] ", "", str(error.error)) for error in result.errors}
+        texts = {re.sub(r"^for policy `policy0`[,:] ", "", error.error) for error in result.errors}
         problems += [Problem(policy.file, policy.line, f"policy {policy.id!r}: {text}") for text in sorted(texts)]
         if not result.validation_passed and not texts:
             problems.append(Problem(policy.file, policy.line, f"policy {policy.id!r} does not pass validation"))
