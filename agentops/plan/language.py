@@ -8,8 +8,10 @@
 Invariant: `parse(format(plan), tools) == plan` for every plan that `parse` returned, and `parse` raises nothing but
 PlanError, in time linear in the text. It evaluates nothing: a value is a JSON literal or a reference to an earlier
 line's result. It checks names, argument names and literal types; the gateway still validates and authorises every call.
+In a playbook a value may be a `$slot`, which becomes a literal; it is filled in as a value, never as text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,9 +26,10 @@ MAX_STEPS = 64
 MAX_BYTES = 16_384
 MAX_DEPTH = 8  # nesting of lists and objects in a value
 RESERVED = ("say", "handoff", "true", "false", "null")
+_SLOT = re.compile(r"\$([a-z_][a-z0-9_]*)")
 
 
-def parse(text: str, tools: Mapping[str, ToolSpec], source: str = "") -> Plan:
+def parse(text: str, tools: Mapping[str, ToolSpec], source: str = "", slots: Mapping[str, Json] | None = None) -> Plan:
     """The plan written in `text`.
 
     A step with an effect (anything but "read") waits for every step of earlier lines; a read waits for the
@@ -36,6 +39,7 @@ def parse(text: str, tools: Mapping[str, ToolSpec], source: str = "") -> Plan:
         text: at most 16 kB and 64 steps.
         tools: the tools a plan may name.
         source: who wrote it, for example "playbook:cancel" or "model:<name>".
+        slots: values of the `$slots` of a playbook; None: `text` may have none. In texts `$slot` is written out.
 
     Returns:
         the plan; its `text` is the canonical writing (`format`), without comments.
@@ -47,7 +51,7 @@ def parse(text: str, tools: Mapping[str, ToolSpec], source: str = "") -> Plan:
         raise PlanError(f"a plan of {len(text)} characters is too long: at most {MAX_BYTES} bytes")
     lines = [(number, lexer.tokens(line, number)) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, found) for number, found in lines if found]
-    parser = _Parser(tools, _defined(lines))
+    parser = _Parser(tools, _defined(lines), slots)
     for number, found in lines:
         parser.line(number, found)
     return parser.plan(source)
@@ -66,6 +70,11 @@ def format(plan: Plan) -> str:
             lines.append([step])
     written = [" & ".join(map(_call, line)) for line in lines]
     return "\n".join([*written, f"say {literals.write(plan.say)}"])
+
+
+def slots(text: str) -> set[str]:
+    """Names of the `$slots` in a playbook's plan."""
+    return set(_SLOT.findall(text))
 
 
 def _call(step: Step) -> str:
@@ -112,8 +121,11 @@ class _Cursor:
 class _Parser:
     """Collects the stages of one plan, line by line."""
 
-    def __init__(self, tools: Mapping[str, ToolSpec], defined: Mapping[str, int]) -> None:
+    def __init__(
+        self, tools: Mapping[str, ToolSpec], defined: Mapping[str, int], slots: Mapping[str, Json] | None
+    ) -> None:
         self._tools = tools
+        self._slots = slots
         self._defined = defined
         self._earlier: dict[str, Step] = {}
         self._effects: list[str] = []  # ids of earlier lines' steps with an effect
@@ -150,7 +162,10 @@ class _Parser:
                 f'{known} without an answer: the last line of a plan is say "…" (or handoff "…" instead of steps)'
             )
         plan = Plan(tuple(self._earlier.values()), self._say or "", source=source, handoff=self._handoff)
-        return replace(plan, text=format(plan))
+        text = format(plan)
+        if len(text.encode()) > MAX_BYTES:
+            raise PlanError(f"a plan of {len(text)} characters, written out, is too long: at most {MAX_BYTES} bytes")
+        return replace(plan, text=text)
 
     def _closing(self, cursor: _Cursor) -> None:
         word, text = cursor.token, cursor.ahead().token
@@ -159,7 +174,7 @@ class _Parser:
         end = cursor.ahead(2).token
         if end.kind != "end":
             raise lexer.error(end, f"expected the end of the line after {word.text}, found {end.shown}")
-        value = lexer.string(text)
+        value = self._filled(text)
         if word.text == "handoff":
             if self._earlier:
                 raise lexer.error(word, "handoff takes the place of steps: a plan has either")
@@ -175,6 +190,28 @@ class _Parser:
             if hole.step not in self._earlier:
                 raise lexer.error(text, f"say refers to {hole.step!r}, which is no step; {self._known_steps()}")
         self._say = value
+
+    def _filled(self, token: Token) -> str:
+        """The text of a closing line, its slots written out; their braces are literal."""
+        text = lexer.string(token)
+        if self._slots is None:
+            return text
+        return _SLOT.sub(lambda match: literals.shown(self._slot(match[1], token)), text)
+
+    def _slot(self, name: str, token: Token) -> Json:
+        if self._slots is None:
+            raise lexer.error(token, f"'${name}' is a slot: only playbooks have them, a plan holds values")
+        if name not in self._slots:
+            raise lexer.error(token, f"slot '${name}' has no value; slots: {lexer.listed(self._slots)}")
+        return self._slots[name]
+
+    def _slot_value(self, token: Token, depth: int) -> Json | Ref:
+        """A slot as a value, within the language's bounds: its JSON is read as one value, at the slot's place."""
+        value = self._slot(token.text[1:], token)
+        if isinstance(value, Ref):  # a stand-in: only the playbook's form is being checked
+            return value
+        parts = [replace(part, line=token.line, column=token.column) for part in lexer.tokens(literals.write(value), 0)]
+        return self._value(_Cursor(parts, token.line), depth)[0]
 
     def _step(self, cursor: _Cursor) -> _Cursor:
         first = cursor.token
@@ -252,6 +289,8 @@ class _Parser:
             return lexer.number(token), cursor.ahead()
         if token.kind == "name":
             return self._word(token), cursor.ahead()
+        if token.kind == "slot":
+            return self._slot_value(token, depth), cursor.ahead()
         if token.kind == "mark" and token.text == "[":
             return self._list(cursor.ahead(), depth)
         if token.kind == "mark" and token.text == "{":

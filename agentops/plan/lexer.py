@@ -16,6 +16,7 @@ _TOKEN = re.compile(
       | (?P<comment>\#.*)
       | (?P<string>"(?:[^"\\]|\\.)*")
       | (?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.]))
+      | (?P<slot>\$[a-z_][a-z0-9_]*)
       | (?P<name>[a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*)
       | (?P<mark>[()\[\]{},:=&])""",
     re.VERBOSE,
@@ -27,7 +28,7 @@ _LIMIT = 2**63
 class Token:
     """A piece of a line. `line` and `column` are 1-based."""
 
-    kind: str  # string, number, name, mark, end
+    kind: str  # string, number, name, slot, mark, end
     text: str
     line: int
     column: int

@@ -38,6 +38,12 @@ def write(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+def shown(value: Any) -> str:
+    """`value` inside an answer template: text as it is, braces doubled so that they are no hole."""
+    text = value if isinstance(value, str) else write(value)
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def mismatch(value: Any, schema: Any, root: Mapping[str, Any]) -> str:
     """Why a literal cannot be what `schema` asks for, or "".
 
