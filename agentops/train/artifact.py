@@ -1,47 +1,22 @@
-"""Base models in, trained weights out: loading, digests, and a folder that is complete or not there.
+"""Base models in, trained weights out: loading, and a folder that is complete or not there.
 
 Invariant: `save` writes weights, tokenizer and manifest.json into a new folder that appears under its name in one
 rename. No file of it holds a path of the machine that wrote it, so equal runs give equal bytes.
 """
 
-import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentops.errors import TrainError
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets")
-IDENTITY = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer.json", "chat_template.jinja")
-
-
-def digest(folder: Path) -> str:
-    """SHA-256 over the files that decide what a model computes: weights, configuration, tokenizer, template.
-
-    Raises:
-        TrainError: the folder has no weights.
-    """
-    files = sorted({file for pattern in IDENTITY for file in folder.glob(pattern)})
-    if not any(file.suffix == ".safetensors" for file in files):
-        raise TrainError(f"{folder.name!r} holds no *.safetensors: a base is a Hugging Face folder with weights")
-    return _digest(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
-
-
-@functools.lru_cache(maxsize=16)  # half a gigabyte takes a second: once a process
-def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    hasher = hashlib.sha256()
-    for path, size, _ in files:
-        hasher.update(f"{Path(path).name}\0{size}\0".encode())
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                hasher.update(block)
-    return f"sha256:{hasher.hexdigest()}"
 
 
 def load(base: Path, adapter: Path | None = None) -> tuple[Any, Any]:
@@ -128,8 +103,21 @@ def manifest(
     }
 
 
-def save(model: Any, tokenizer: Any, out: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+def save(
+    model: Any,
+    tokenizer: Any,
+    out: Path,
+    content: Mapping[str, Any],
+    more: Callable[[Path], None] | None = None,
+) -> dict[str, Any]:
     """Write weights, tokenizer and manifest.json to `out`, all or nothing; returns the manifest.
+
+    Args:
+        model: what was trained; of a PEFT model only the adapter is written.
+        tokenizer: written beside it, with its chat template.
+        out: must not exist, or be empty.
+        content: the manifest.
+        more: writes further files into the folder before it appears.
 
     Raises:
         TrainError: `out` exists and is not empty.
@@ -146,6 +134,8 @@ def save(model: Any, tokenizer: Any, out: Path, content: Mapping[str, Any]) -> d
         else:
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        if more is not None:
+            more(temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # PEFT's card names the base by its path on this machine
         adapter = temporary / "adapter_config.json"
         if adapter.is_file():

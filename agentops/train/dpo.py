@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentops.errors import TrainError, require
+from agentops.models import weights
 from agentops.train import artifact, machine, rows
 from agentops.train.progress import Progress, callback, train
 from agentops.train.recipe import DpoRecipe, Machine, settings
@@ -56,7 +57,7 @@ def run(
 
     device = machine.resolve(on)
     with machine.running(device), tempfile.TemporaryDirectory() as scratch:
-        base_digest = artifact.digest(base)
+        base_digest = weights.digest(base)
         model, tokenizer = artifact.load(base, adapter)
         lengths = [
             max(
@@ -85,7 +86,7 @@ def run(
                 ),
                 train_dataset=table,
                 processing_class=tokenizer,
-                peft_config=machine.lora(recipe, adapter),
+                peft_config=machine.lora(recipe, model, adapter),
                 callbacks=[callback(progress, curve)],
             )
         except (RuntimeError, ValueError) as error:
@@ -105,7 +106,7 @@ def run(
                 machine=device,
                 curve=curve,
                 max_length=limit,
-                adapter=artifact.digest(adapter) if adapter else "",
+                adapter=weights.digest(adapter) if adapter else "",
             ),
         )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentops.errors import TrainError, require
+from agentops.models import weights
 from agentops.train import artifact, machine, rewards, rows
 from agentops.train.progress import Progress, callback, train
 from agentops.train.recipe import GrpoRecipe, Machine, settings
@@ -73,7 +74,7 @@ def run(
 
     device = machine.resolve(on)
     with machine.running(device), tempfile.TemporaryDirectory() as scratch:
-        base_digest = artifact.digest(base)
+        base_digest = weights.digest(base)
         model, tokenizer = artifact.load(base, adapter)
         lengths = [
             rows.length(tokenizer, one["prompt"], None, f"row {number}") for number, one in enumerate(prompts, 1)
@@ -100,7 +101,7 @@ def run(
                 ),
                 train_dataset=Table.from_list([prompts[index] for index in keep]),
                 processing_class=tokenizer,
-                peft_config=machine.lora(recipe, adapter),
+                peft_config=machine.lora(recipe, model, adapter),
                 callbacks=[callback(progress, curve)],
             )
         except ValueError as error:
@@ -125,7 +126,7 @@ def run(
                 machine=device,
                 curve=curve,
                 max_prompt_length=limit,
-                adapter=artifact.digest(adapter) if adapter else "",
+                adapter=weights.digest(adapter) if adapter else "",
                 episodes={
                     "run": scorer.episodes,
                     "unscorable": scorer.unscorable,
@@ -194,14 +195,14 @@ class Scorer:
             for task in set(task_id)
             if (group := [one for one, at in zip(found, task_id, strict=True) if at == task and one is not None])
         }
-        weights = rewards.Weights(self.recipe.latency_weight, self.recipe.process_weight, self.recipe.invalid_weight)
+        terms = rewards.Weights(self.recipe.latency_weight, self.recipe.process_weight, self.recipe.invalid_weight)
         return [
             None
             if one is None
             else rewards.reward(
                 one,
                 rewards.Pace(low, high, self.recipe.deadline_s),
-                weights,
+                terms,
                 rewards.latency_scale(rates[task], step, self.recipe.latency_warmup_steps),
             )
             for one, task, low, high in zip(found, task_id, free_s, max_s, strict=True)

@@ -83,17 +83,30 @@ def arguments(recipe: Any, machine: Resolved, folder: str | Path) -> dict[str, A
     }
 
 
-def lora(recipe: Any, seed_adapter: Path | None) -> Any:
-    """The PEFT configuration of a run, or None when all weights train or an existing adapter goes on."""
+def lora(recipe: Any, model: Any, seed_adapter: Path | None = None) -> Any:
+    """The PEFT configuration of a run, or None when all weights train or an existing adapter goes on.
+
+    With `lora_layers` only the last layers get one: the backward pass stops below them, which on a CPU saves about a
+    third of a step. `lm_head` never gets one, TRL would refuse it.
+    """
     if recipe.lora_r == 0 or seed_adapter is not None:
         return None
+    import torch
     from peft import LoraConfig
 
-    return LoraConfig(  # "all-linear" leaves lm_head out, which TRL would refuse
+    head = model.get_output_embeddings()
+    names = {
+        name.rpartition(".")[2]
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) and part is not head
+    }
+    depth = model.config.num_hidden_layers
+    return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=sorted(names),
+        layers_to_transform=list(range(max(0, depth - recipe.lora_layers), depth)) if recipe.lora_layers else None,
         task_type="CAUSAL_LM",
     )
 

@@ -50,6 +50,7 @@ class _Gradient(_Table):
     warmup_steps: int = Field(0, ge=0)
     lora_r: int = Field(16, ge=0, le=512, description="0 trains all weights")
     lora_alpha: int = Field(32, ge=1, le=2048)
+    lora_layers: int = Field(0, ge=0, le=1024, description="adapters on the last layers only; 0 = on all")
     gradient_checkpointing: bool = False
     seed: int = Field(0, ge=0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentops.errors import TrainError, require
+from agentops.models import weights
 from agentops.train import artifact, machine, rows
 from agentops.train.progress import Progress, callback, train
 from agentops.train.recipe import Machine, SftRecipe, settings
@@ -55,7 +56,7 @@ def run(
 
     device = machine.resolve(on)
     with machine.running(device), tempfile.TemporaryDirectory() as scratch:
-        base_digest = artifact.digest(base)
+        base_digest = weights.digest(base)
         model, tokenizer = artifact.load(base, adapter)
         lengths = [
             rows.length(tokenizer, messages, schemas, f"row {number}")
@@ -77,7 +78,7 @@ def run(
                 ),
                 train_dataset=table,
                 processing_class=tokenizer,
-                peft_config=machine.lora(recipe, adapter),
+                peft_config=machine.lora(recipe, model, adapter),
                 callbacks=[callback(progress, curve)],
             )
         except (RuntimeError, ValueError) as error:  # a template without assistant masks, a row without assistant turn
@@ -97,7 +98,7 @@ def run(
                 machine=device,
                 curve=curve,
                 max_length=limit,
-                adapter=artifact.digest(adapter) if adapter else "",
+                adapter=weights.digest(adapter) if adapter else "",
             ),
         )
 
