@@ -41,16 +41,17 @@ class Standing:
     labels=PERSONAL,
 )
 async def check_refund(ctx: Context, order_id: OrderId) -> dict[str, Any]:
-    """Whether and how much of an order can be refunded, until when, and what was refunded before."""
+    """How much of an order can be refunded, until when, and what was refunded before. Refuses when it is nothing."""
     world: World = ctx.world
     await world.latency("check_refund", {"order_id": order_id}, ctx.clock)
     with world.read() as db:
         order = owned_order(db, ctx.run.principal, order_id)
         found = standing(db, order)
         refunds = [_shown(row) for row in _refunds(db, order_id)]
+    if not found.refundable_cents:  # a plan that would refund stops here, with the reason as its answer
+        raise ToolError(found.explanation)
     return {
         "order_id": order_id,
-        "refundable": found.refundable_cents > 0,
         "refundable_cents": found.refundable_cents,
         "amount": euros(found.refundable_cents),
         "window_ends_on": day(found.window_ends.isoformat()) if found.window_ends else "",
