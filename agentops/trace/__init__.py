@@ -1,0 +1,10 @@
+"""What happened, as spans: recorded here or brought in from elsewhere, and read back as trajectories.
+
+Invariant: whatever its origin, an episode is stored as redacted spans and read as one `Trajectory`; feedback and
+verdicts join it by trace id. Routing, policy and training know nothing of spans.
+"""
+
+from agentops.trace import names
+from agentops.trace.tracing import Tracing, attribute, set_attributes
+
+__all__ = ["Tracing", "attribute", "names", "set_attributes"]
