@@ -43,7 +43,9 @@ def merged(plans: Sequence[Plan], tools: Mapping[str, ToolSpec]) -> Plan:
     steps.sort(key=lambda step: step.stage)  # stable: within a stage in order of mention
     say = "\n".join(dict.fromkeys(plan.say for plan in renamed if plan.say))
     sources = "+".join(dict.fromkeys(plan.source for plan in plans if plan.source))
-    return language.parse(language.format(Plan(tuple(steps), say)), tools, sources)
+    whole = language.parse(language.format(Plan(tuple(steps), say)), tools, sources)
+    agents = {step.id: step.agent for step in steps}  # not part of the language: who may do a step is not the plan's say
+    return replace(whole, steps=tuple(replace(step, agent=agents[step.id]) for step in whole.steps))
 
 
 def _clash(one: Plan, other: Plan, tools: Mapping[str, ToolSpec]) -> bool:

@@ -123,7 +123,8 @@ class Playbooks:
         if missing:
             return hand_over(f"{playbook.label} needs {', '.join(sorted(missing))}", request, source)
         try:
-            return language.parse(playbook.plan, tools, source, slots)
+            plan = language.parse(playbook.plan, tools, source, slots)
+            return replace(plan, steps=tuple(replace(step, agent=route.agent) for step in plan.steps))
         except PlanError as error:
             # `problems` says whether the playbook is wrong; here a value does not fit, or the agent lacks a tool.
             _LOG.warning("playbook %s cannot be used: %s", playbook.label, error)

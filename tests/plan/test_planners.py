@@ -111,6 +111,11 @@ def test_several_intents_become_one_plan() -> None:
     assert language.parse(plan.text, TOOLS, plan.source) == plan
 
 
+def test_each_step_keeps_the_sub_agent_of_its_route() -> None:
+    plan = planned("", Route("cancel", 1, "r", "orders", text="#A-1"), Route("search", 1, "r", "help"))
+    assert {step.id: step.agent for step in plan.steps} == {"a_o": "orders", "a_c": "orders", "b_f": "help"}
+
+
 def test_changes_to_the_same_thing_keep_the_order_of_mention() -> None:
     same = planned("#A-1", "cancel", "cancel")
     assert [(step.id, step.stage) for step in same.steps] == [("a_o", 0), ("a_c", 1), ("b_o", 2), ("b_c", 3)]
