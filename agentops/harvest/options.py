@@ -28,8 +28,8 @@ class Options:
     max_pairs: int = 4  # dpo: most pairs of one request
     tenants: tuple[str, ...] = ()  # only these; () = all
     sources: tuple[str, ...] = ()  # only these provenances: "live", "simulated", "import:…"; () = all
-    exclude_users: tuple[str, ...] = ()  # pseudonyms of people whose episodes may not be used
-    exclude_traces: tuple[str, ...] = ()  # withdrawn or deleted episodes
+    exclude_users: frozenset[str] = frozenset()  # pseudonyms of people whose episodes may not be used
+    exclude_traces: frozenset[str] = frozenset()  # withdrawn or deleted episodes
 
     def describe(self) -> dict[str, Any]:
         """For the manifest. Who withdrew is counted, not named."""
@@ -55,11 +55,13 @@ def read(given: Mapping[str, Any]) -> Options:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    if isinstance(default, tuple):
-        if isinstance(value, str) or not all(isinstance(one, str) for one in value):
+    if isinstance(default, tuple | frozenset):
+        if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in value):
             raise HarvestError(f"harvest option {name} = {value!r} is not allowed: give a list of strings")
-        return tuple(value)
+        return type(default)(value)
     if isinstance(default, dict):
+        if not isinstance(value, Mapping):
+            raise HarvestError(f"harvest option {name} = {value!r} is not allowed: give a table of tool = effect")
         wrong = [tool for tool, effect in value.items() if effect not in EFFECTS]
         if wrong:
             raise HarvestError(f"harvest option {name}: {wrong[0]!r} = {value[wrong[0]]!r} is not one of {EFFECTS}")

@@ -5,28 +5,34 @@ counted by kind as a defect. A row whose redaction failed is not written. Metada
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import orjson
+
+from agentops.redact import Redactor
 from agentops.types import Json
 
-if TYPE_CHECKING:
-    from agentops.redact import Redactor
-
+MAX_KNOWN = 1_000
 FAILED = "<REDACTION_FAILED>"
 
 
 class Cleaner:
     """Redacts the content columns of rows and remembers what it had to replace."""
 
-    def __init__(self, redactor: "Redactor", content: tuple[str, ...]) -> None:
+    def __init__(self, redactor: Redactor, content: tuple[str, ...]) -> None:
         self._redactor, self._content = redactor, content
         self.findings: Counter[str] = Counter()
         self.rows_changed = 0
+        self._known: dict[tuple[str, bytes], Json] = {}
 
     def clean(self, columns: dict[str, Any], tenant: str) -> tuple[dict[str, Any], str]:
         """The columns without personal data, and the reason to drop the row ("" to keep it)."""
         cleaned = {
-            name: self._redactor.value(value, tenant) if name in self._content else value
+            name: self._schemas(value, tenant)
+            if name == "tools"
+            else self._redactor.value(value, tenant)
+            if name in self._content
+            else value
             for name, value in columns.items()
         }
         if cleaned == columns:
@@ -41,6 +47,15 @@ class Cleaner:
     def describe(self) -> dict[str, Any]:
         found = dict(sorted(self.findings.items()))
         return {"version": self._redactor.version, "rows_changed": self.rows_changed, "findings": found}
+
+    def _schemas(self, tools: Json, tenant: str) -> Json:
+        """Tool schemas, long and the same in most rows, are redacted once."""
+        key = (tenant, orjson.dumps(tools))
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = self._redactor.value(tools, tenant)
+        return self._known[key]
 
     def _count(self, before: Json, after: Json) -> None:
         if before == after:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -26,10 +26,8 @@ from agentops.harvest.rows import Kind, Row
 from agentops.harvest.screen import screen
 from agentops.harvest.similar import Shingles, keep_first, normal, shingles
 from agentops.harvest.spool import Spool
+from agentops.redact import Redactor
 from agentops.types import Dataset, Trajectory
-
-if TYPE_CHECKING:
-    from agentops.redact import Redactor
 
 KINDS: Mapping[str, Kind] = {
     "sft": sft.KIND,
@@ -60,7 +58,7 @@ def harvest(
     out: Path,
     *,
     exclude: Exclusion,
-    redactor: "Redactor",
+    redactor: Redactor,
     options: Mapping[str, Any] = {},
 ) -> Dataset:
     """Make the data set `kind` ("sft", "dpo", "grpo", "distill", "router") of `trajectories` in the new folder `out`.
@@ -108,17 +106,16 @@ def _build(
     work: Path,
     built: Path,
     exclude: Exclusion,
-    redactor: "Redactor",
+    redactor: Redactor,
     settings: options.Options,
 ) -> dict[str, Any]:
     kind, funnel = KINDS[name], Funnel()
     cleaner = Cleaner(redactor, kind.content)
-    waiting = Spool(work / "candidates")
-    _collect(name, kind, trajectories, waiting, settings, funnel)
     with (work / "rows").open("w+b") as file:
-        rows = _assembled(kind, waiting, settings, funnel)
-        kept, texts = _store(rows, kind, cleaner, exclude.matcher(redactor.text), file, funnel)
-        waiting.close()
+        with Spool(work / "candidates") as waiting:
+            _collect(name, kind, trajectories, waiting, settings, funnel)
+            rows = _assembled(kind, waiting, settings, funnel)
+            kept, texts = _store(rows, kind, cleaner, exclude.matcher(redactor.text), file, funnel)
         kept = _without_copies(kept, texts, funnel)
         del texts
         train, validation, count = _split(kept, kind, settings, funnel)

@@ -19,7 +19,6 @@ class Spool:
     """A file of candidates with an index of (key digest, order, offset, length); about 150 bytes each in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._file = path.open("w+b")
         self._index: list[tuple[bytes, str, int, int]] = []
         self._end = 0
@@ -39,20 +38,18 @@ class Spool:
         for _, entries in itertools.groupby(self._index, key=lambda entry: entry[0]):
             yield (self._read(offset, length) for _, _, offset, length in entries)
 
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
     def __len__(self) -> int:
         return len(self._index)
-
-    def close(self) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
 
     def _read(self, offset: int, length: int) -> Candidate:
         self._file.seek(offset)
         found: dict[str, Any] = orjson.loads(self._file.read(length))
         row = found["row"]
-        return Candidate(
-            found["key"],
-            found["order"],
-            Row(**{**row, "sessions": tuple(row["sessions"]), "traces": tuple(row["traces"])}),
-            found["facts"],
-        )
+        about = (row["columns"], row["request"], tuple(row["sessions"]), row["task"], row["tenant"])
+        return Candidate(found["key"], found["order"], Row(*about, tuple(row["traces"])), found["facts"])
