@@ -93,3 +93,26 @@ def test_references_are_parsed_found_and_resolved() -> None:
         resolve(Ref("o", ("m",)), {"o": {"n": 3}})
     with pytest.raises(ValueError, match="is not a reference"):
         reference("__class__")
+
+
+def test_virtual_time_waits_for_work_that_takes_many_turns_of_the_loop() -> None:
+    """Between two sleeps a task may pass through any number of awaits: a deadline further away must not overtake it."""
+
+    async def deep(levels: int) -> float:
+        if levels:
+            return await asyncio.ensure_future(deep(levels - 1))
+        return clock.now()
+
+    async def work() -> float:
+        deadline = asyncio.ensure_future(clock.sleep(1_000.0))
+        await clock.sleep(1.0)
+        at = await deep(200)
+        deadline.cancel()
+        return at
+
+    async def main() -> float:
+        return await clock.drive(work())
+
+    clock = VirtualClock()
+    assert asyncio.run(main()) == 1.0
+    assert clock.now() == 1.0
