@@ -28,7 +28,7 @@ from agentops.types import Json
 
 from . import seeding
 
-SEED = 0  # the world every suite of this project was written for
+SEED = 7  # the world every suite of this project was written for
 TODAY: date = seeding.TODAY
 VERSION = 1  # raise it whenever a schema.sql changes: an older file is refused, not misread
 
