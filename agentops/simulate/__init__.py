@@ -1,7 +1,6 @@
 """Simulated episodes: the project's own tools and policies in a fresh world on virtual time. It trains nothing."""
 
-from agentops.simulate.answer import answer
 from agentops.simulate.compare import Compared, compare
-from agentops.simulate.environment import NOT_A_PLAN, START, ProjectEnvironment, agent_of
+from agentops.simulate.environment import NOT_A_PLAN, START, ProjectEnvironment, agents_of
 
-__all__ = ["NOT_A_PLAN", "START", "Compared", "ProjectEnvironment", "agent_of", "answer", "compare"]
+__all__ = ["NOT_A_PLAN", "START", "Compared", "ProjectEnvironment", "agents_of", "compare"]

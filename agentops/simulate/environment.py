@@ -8,6 +8,7 @@ Plan language, scheduler and gateway are injected: what serves is what is simula
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,6 @@ from agentops.audit import MemoryAudit
 from agentops.errors import EvaluateError, PlanError
 from agentops.graph import Clock, VirtualClock, resolve
 from agentops.project import Project, module
-from agentops.simulate.answer import answer as default_answer
 from agentops.types import (
     AgentSpec,
     Gateway,
@@ -63,9 +63,8 @@ class ProjectEnvironment:
         gateway: MakeGateway,
         execute: Execute,
         verify: Verifier,
+        answer: Answer,
         principal: Callable[[Task], Principal],
-        agent: Callable[[Task], AgentSpec] | None = None,
-        answer: Answer = default_answer,
         policy_digest: str = "",
     ) -> None:
         """Prepare; nothing is opened before `reset`.
@@ -75,11 +74,10 @@ class ProjectEnvironment:
             world: the seeded database that episodes start from.
             parse: from the plan language to a Plan; raises PlanError.
             gateway: makes the only door to the tools from a world, a clock and an audit log.
-            execute: the scheduler.
+            execute: the scheduler; it runs a step under the project's sub-agent that `step.agent` names.
             verify: the pipeline's verifier: task, episode, changes of the world.
-            principal: who asks in a task, with roles and scopes.
-            agent: the ceiling a task runs under; default: what the routers say of its gold routes.
             answer: text of the answer from a plan and its results.
+            principal: who asks in a task, with roles and scopes.
             policy_digest: written on the trajectory.
         """
         self._project = project
@@ -89,7 +87,6 @@ class ProjectEnvironment:
         self._execute = execute
         self._verify = verify
         self._principal = principal
-        self._agent = agent or (lambda task: agent_of(project, task.labels))
         self._answer = answer
         self._policy_digest = policy_digest
         self._specs = {name: tool.spec for name, tool in project.tools.items()}
@@ -127,10 +124,11 @@ class ProjectEnvironment:
             EvaluateError: `reset` was not called.
         """
         task = self._started()
-        run = self._run(task, plan)
+        agents = agents_of(self._project, task.labels)
+        run = self._run(task, agents, plan)
         began = self._clock.now()
         try:
-            parsed = self._parse(plan, self._specs)
+            parsed = _assigned(self._parse(plan, self._specs), agents)
         except PlanError as error:
             return self._trajectory(task, run, plan, None, {}, began, "", f"{NOT_A_PLAN}{error}")
         gateway = self._gateway(self._world, self._clock, self.audit)
@@ -157,16 +155,16 @@ class ProjectEnvironment:
             raise EvaluateError("the environment has no episode: call reset(seed, task) first")
         return self._task
 
-    def _run(self, task: Task, plan: str) -> Run:
-        agent = self._agent(task)
+    def _run(self, task: Task, agents: tuple[AgentSpec, ...], plan: str) -> Run:
+        """As online: the run has the first route's ceiling, and as much time as its slowest agent may take."""
         content = f"{self._seed}\0{task.id}\0{plan}".encode()
         trace_id = hashlib.sha256(content).hexdigest()[:32]
         return Run(
             id=trace_id[:16],
             session=f"simulated-{trace_id[:12]}",
             principal=self._principal(task),
-            agent=agent,
-            deadline=self._clock.now() + agent.max_seconds,
+            agent=agents[0],
+            deadline=self._clock.now() + max(agent.max_seconds for agent in agents),
             trace_id=trace_id,
         )
 
@@ -182,6 +180,7 @@ class ProjectEnvironment:
         error: str,
     ) -> Trajectory:
         steps = _records(plan, results)
+        offered = frozenset().union(*(agent.tools for agent in agents_of(self._project, task.labels)))
         failed = "" if error else next((step.error for step in steps if step.status not in ("ok", "skipped")), "")
         return Trajectory(
             trace_id=run.trace_id,
@@ -189,9 +188,9 @@ class ProjectEnvironment:
             started_at=began,
             ended_at=self._clock.now(),
             messages=_messages(task.text, steps, answer),
-            tools=tuple(self._specs[name].openai() for name in sorted(run.agent.tools & self._specs.keys())),
+            tools=tuple(self._specs[name].openai() for name in sorted(offered & self._specs.keys())),
             steps=steps,
-            routes=tuple(Route(label, 1.0, "gold", agent=run.agent.name) for label in task.labels),
+            routes=tuple(Route(label, 1.0, "gold") for label in task.labels),
             plan=plan.text if plan is not None and plan.text else text,
             answer=answer,
             status="error" if error or failed else "ok",
@@ -206,32 +205,33 @@ class ProjectEnvironment:
         )
 
 
-def agent_of(project: Project, labels: tuple[str, ...]) -> AgentSpec:
-    """The ceiling under which requests with these routes run: the routed sub-agent's, or the union of several.
+def agents_of(project: Project, labels: tuple[str, ...]) -> tuple[AgentSpec, ...]:
+    """The sub-agents that requests with these routes are served by, in order of mention.
 
-    A request with several routes is one plan, so its ceiling is what its agents may do together. A label without an
-    agent adds nothing; no agent at all may do nothing.
+    At least one: a request none of whose routes has an agent runs under a ceiling that allows nothing.
     """
     table = {
         label: str(entry.get("agent", ""))
         for definition in project.routers.values()
         for label, entry in definition.table.get("labels", {}).items()
     }
-    agents = project.agents
-    names = list(dict.fromkeys(name for label in labels if (name := table.get(label, "")) in agents))
-    if len(names) == 1:
-        return agents[names[0]]
-    chosen = [agents[name] for name in names]
-    return AgentSpec(
-        name="+".join(names) or "none",
-        tools=frozenset().union(*(agent.tools for agent in chosen)),
-        scopes=frozenset().union(*(agent.scopes for agent in chosen)),
-        max_calls=sum(agent.max_calls for agent in chosen),
-        max_money_cents=sum(agent.max_money_cents for agent in chosen),
-        max_seconds=max(
-            (agent.max_seconds for agent in chosen), default=AgentSpec("", frozenset(), frozenset()).max_seconds
-        ),
+    known = project.agents
+    names = dict.fromkeys(name for label in labels if (name := table.get(label, "")) in known)
+    return tuple(known[name] for name in names) or (AgentSpec("none", frozenset(), frozenset(), max_calls=0),)
+
+
+def _assigned(plan: Plan, agents: tuple[AgentSpec, ...]) -> Plan:
+    """Each step under the first of the agents that has its tool; under the first of all when none has: a denial.
+
+    The plan language has no agents, because who may do a step is not the plan's say.
+    """
+    if len(agents) == 1:
+        return plan
+    steps = tuple(
+        replace(step, agent=next((agent.name for agent in agents if step.tool in agent.tools), agents[0].name))
+        for step in plan.steps
     )
+    return replace(plan, steps=steps)
 
 
 def _records(plan: Plan | None, results: Mapping[str, ToolResult]) -> tuple[StepRecord, ...]:

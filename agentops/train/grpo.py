@@ -12,7 +12,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from agentops.models import weights
 from agentops.train import artifact, machine, rewards, rows
 from agentops.train.progress import Progress, callback, train
 from agentops.train.recipe import GrpoRecipe, Machine, settings
-from agentops.types import Dataset, Environment, Task
+from agentops.types import Dataset, Environment, Task, Trajectory, Verdict
 
+Term = Callable[[Task, Trajectory, Verdict], float | None]
+OWN = ("process", "invalid")  # the terms a pipeline may define; outcome and latency are the verdict's and the clock's
 ATTEMPTS = 2  # an episode that broke is tried once more in a fresh world before it counts as unscorable
 
 
@@ -35,20 +37,23 @@ def run(
     progress: Progress | None = None,
     *,
     tasks: Mapping[str, Task] | None = None,
+    terms: Mapping[str, Term] | None = None,
+    pace: Callable[[tuple[str, ...]], tuple[float, float]] | None = None,
     adapter: Path | None = None,
     on: Machine = Machine(),
 ) -> dict[str, Any]:
     """Train a planner by trial in the environment and write the adapter (or the model) to `out`.
 
     Args:
-        dataset: rows {"prompt": [messages], "task_id": …} and optionally "free_s" and "max_s", the latencies (simulated
-            seconds) this request is measured against; other columns are dropped.
+        dataset: rows {"prompt": [messages], "task_id": …}; other columns are dropped.
         recipe: the `[grpo]` table.
         base: Hugging Face folder of the model to start from.
         out: folder of the artifact; must not exist.
         environment: makes a fresh environment for one episode.
         progress: called after each step with (step, total, values); values hold outcome, latency_s, invalid.
-        tasks: task id -> task, for every task_id of the rows.
+        tasks: task id -> task; rows of other tasks are left out and counted, because nothing could judge them.
+        terms: the pipeline's own "process" and "invalid" by name, each in [0, 1]; default: `rewards.signals`.
+        pace: a task's labels -> (free, max) simulated seconds it is measured against; default: the recipe's.
         adapter: an earlier adapter (usually the SFT one) to train on.
         on: the `[machine]` table.
 
@@ -67,7 +72,17 @@ def run(
     if environment is None:
         raise TrainError("grpo needs an environment: it learns from what plans do, not from recorded answers")
     data = rows.read(dataset, "grpo")
-    prompts = [_prompt(row, tasks or {}, recipe, f"row {number}") for number, row in enumerate(data.rows, 1)]
+    scorer = Scorer(environment, tasks or {}, recipe, terms or {}, pace)
+    known = [
+        _prompt(row, f"row {number}")
+        for number, row in enumerate(data.rows, 1)
+        if isinstance(row.get("task_id"), str) and row["task_id"] in scorer.tasks
+    ]
+    if not known:
+        raise TrainError(
+            f"none of {len(data.rows)} rows has a task_id of the {len(scorer.tasks)} tasks given: their plans could "
+            "never be scored"
+        )
     require("trl", "train")
     from datasets import Dataset as Table
     from trl import GRPOConfig
@@ -76,12 +91,9 @@ def run(
     with machine.running(device), tempfile.TemporaryDirectory() as scratch:
         base_digest = weights.digest(base)
         model, tokenizer = artifact.load(base, adapter)
-        lengths = [
-            rows.length(tokenizer, one["prompt"], None, f"row {number}") for number, one in enumerate(prompts, 1)
-        ]
+        lengths = [rows.length(tokenizer, one["prompt"], None, f"task {one['task_id']}") for one in known]
         room = model.config.max_position_embeddings - recipe.max_completion_length
-        limit, keep = rows.fit(lengths, recipe.max_prompt_length, room, lambda index: f"row {index + 1}")
-        scorer = Scorer(environment, tasks or {}, recipe)
+        limit, keep = rows.fit(lengths, recipe.max_prompt_length, room, lambda index: f"task {known[index]['task_id']}")
         curve: list[dict[str, float]] = []
         try:
             trainer = _trainer_class()(
@@ -99,7 +111,7 @@ def run(
                     scale_rewards=recipe.scale_rewards,
                     beta=recipe.beta,
                 ),
-                train_dataset=Table.from_list([prompts[index] for index in keep]),
+                train_dataset=Table.from_list([known[index] for index in keep]),
                 processing_class=tokenizer,
                 peft_config=machine.lora(recipe, model, adapter),
                 callbacks=[callback(progress, curve)],
@@ -122,7 +134,11 @@ def run(
                 "grpo",
                 recipe,
                 base_digest=base_digest,
-                dataset=data.about(trained_on=len(keep), too_long=len(lengths) - len(keep)),
+                dataset=data.about(
+                    trained_on=len(keep),
+                    too_long=len(lengths) - len(keep),
+                    without_task=len(data.rows) - len(known),
+                ),
                 machine=device,
                 curve=curve,
                 max_prompt_length=limit,
@@ -145,6 +161,8 @@ class Scorer:
     environment: Callable[[], Environment]
     tasks: Mapping[str, Task]
     recipe: GrpoRecipe
+    terms: Mapping[str, Term] = field(default_factory=dict)
+    pace: Callable[[tuple[str, ...]], tuple[float, float]] | None = None
     episodes: int = 0
     unscorable: int = 0
     _seen: dict[tuple[str, int, str], Any] = field(default_factory=dict)
@@ -163,8 +181,6 @@ class Scorer:
         completions: Sequence[Sequence[Mapping[str, Any]]],
         completion_ids: Sequence[Sequence[int]],
         task_id: Sequence[str],
-        free_s: Sequence[float],
-        max_s: Sequence[float],
         trainer_state: Any = None,
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,
@@ -195,17 +211,17 @@ class Scorer:
             for task in set(task_id)
             if (group := [one for one, at in zip(found, task_id, strict=True) if at == task and one is not None])
         }
-        terms = rewards.Weights(self.recipe.latency_weight, self.recipe.process_weight, self.recipe.invalid_weight)
+        bounds = rewards.Weights(self.recipe.latency_weight, self.recipe.process_weight, self.recipe.invalid_weight)
         return [
             None
             if one is None
             else rewards.reward(
                 one,
-                rewards.Pace(low, high, self.recipe.deadline_s),
-                terms,
+                self._pace(task),
+                bounds,
                 rewards.latency_scale(rates[task], step, self.recipe.latency_warmup_steps),
             )
-            for one, task, low, high in zip(found, task_id, free_s, max_s, strict=True)
+            for one, task in zip(found, task_id, strict=True)
         ]
 
     async def _signals(self, task_id: str, step: int, text: str, tokens: int) -> rewards.Signals | None:
@@ -219,7 +235,14 @@ class Scorer:
             self.unscorable += 1
             return None
         trajectory, verdict = self._seen[key]
-        return rewards.signals(trajectory, verdict, tokens, self.recipe.ms_per_token)
+        shown = rewards.signals(trajectory, verdict, tokens, self.recipe.ms_per_token)
+        own = {name: term(self.tasks[task_id], trajectory, verdict) for name, term in self.terms.items() if name in OWN}
+        return replace(shown, **own)
+
+    def _pace(self, task_id: str) -> rewards.Pace:
+        recipe = self.recipe
+        free_s, max_s = self.pace(self.tasks[task_id].labels) if self.pace else (recipe.free_s, recipe.max_s)
+        return rewards.Pace(free_s, max_s, recipe.deadline_s)
 
     async def _episode(self, task_id: str, seed: int, text: str) -> Any:
         for _ in range(ATTEMPTS):
@@ -241,19 +264,13 @@ class Scorer:
         return None
 
 
-def _prompt(row: Mapping[str, Any], tasks: Mapping[str, Task], recipe: GrpoRecipe, where: str) -> dict[str, Any]:
-    task_id = row.get("task_id")
-    if not isinstance(task_id, str) or task_id not in tasks:
-        raise TrainError(f"{where}: task_id {task_id!r} is not a known task: its plan could never be scored")
+def _prompt(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     prompt = rows.messages(row.get("prompt"), f"{where}, prompt")
     if prompt[-1]["role"] == "assistant":
         raise TrainError(f"{where}: the prompt ends with an assistant message: nothing is left to write")
     if any("tool_calls" in message for message in prompt):
         raise TrainError(f"{where}: a prompt with tool calls is a started episode; plans are written from the request")
-    pace = rewards.Pace(
-        float(row.get("free_s") or recipe.free_s), float(row.get("max_s") or recipe.max_s), recipe.deadline_s
-    )
-    return {"prompt": prompt, "task_id": task_id, "free_s": pace.free_s, "max_s": pace.max_s}
+    return {"prompt": prompt, "task_id": row["task_id"]}
 
 
 def _trainer_class() -> type:
