@@ -22,6 +22,7 @@ from agentops.errors import AuditError
 from agentops.types import Json
 
 ROTATE_BYTES = 64 * 1024 * 1024  # a log that grew past this is closed: taking it up again re-reads all of it
+OPENING = 2  # records a new log may begin with (recovered, open) before its first checkpoint is on disk
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}-[0-9a-f]{12}")
 
 
@@ -191,7 +192,7 @@ def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, path: Path) ->
     if walk.tail == "broken_link":
         return f"{where}: a record does not follow the one before it: records were removed, reordered or replaced"
     if checkpoint is None:
-        if walk.tree.size > 1:
+        if walk.tree.size > OPENING:
             return f"{path.stem}.checkpoint is missing: a log of {walk.tree.size} records must have one"
         return ""
     if walk.tree.size < checkpoint.size:

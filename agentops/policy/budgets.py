@@ -4,8 +4,8 @@ Invariant: what is reserved in all processes together never exceeds a limit; cal
 reservations counted, never forgotten. Cedar is stateless: three concurrent refunds would each pass a limit alone.
 
 Money is reserved exactly, one atomic update per reservation. Calls are leased from the shared state in small blocks
-that grow with use (1, 2, 4 … 16), so that most calls touch no disk; at the very edge of a limit a process may be
-refused what another has leased and not used. It knows no policy and no price.
+that grow with use (1, 2, 4 … 16 of a user's day), so that most calls touch no disk; at the very edge of a limit a
+process may be refused what another has leased and not used. It knows no policy and no price.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ from agentops.policy.identity import DailyLimits
 from agentops.store import State
 from agentops.types import Run
 
-LEASE = 16  # calls
+LEASE = 16  # calls at most in one lease
+RUN_LEASE = 4  # calls leased beside the first of a run: most requests need no more, and a crash wastes few
 GRACE_S = 60.0  # a run's counters outlive its deadline by this much; no call starts after it
 KEEP_MONEY_S = 25 * 3600.0  # counters of a run that moved money: as long as an approval can resume it
 SLOTS = 4096  # runs share this many keys, so that finished runs leave nothing behind
@@ -192,7 +193,7 @@ class Budgets:
     def _run_account(self, run: Run) -> _Account:
         # One request may be served by several agents, each under its own ceiling.
         name = hashlib.sha256(canonical([run.principal.tenant, run.id, run.agent.name])).hexdigest()
-        account = self._account(f"budget/runs/{int(name[:8], 16) % SLOTS:03x}", name[:32], LEASE)
+        account = self._account(f"budget/runs/{int(name[:8], 16) % SLOTS:03x}", name[:32], RUN_LEASE)
         account.until = max(account.until, run.deadline + GRACE_S)
         return account
 

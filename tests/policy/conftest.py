@@ -1,0 +1,44 @@
+"""The small project on disk, and both real stores."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentops.policy import PolicySet, write_schema
+from agentops.store import State, open_state
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder on the path
+
+from policy_world import AGENTS, CEDAR, IDENTITIES, TOOLS
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> Path:
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "base.cedar").write_text(CEDAR)
+    (folder / "identities.toml").write_text(IDENTITIES)
+    write_schema(folder, TOOLS, AGENTS)
+    return folder
+
+
+@pytest.fixture
+def loaded(policies: Path) -> PolicySet:
+    return PolicySet.load(policies, TOOLS, AGENTS)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], State]]:
+    """Opens the same real store again and again, as several replicas or a restart would."""
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else None
+    opened: list[State] = []
+
+    def open_one() -> State:
+        opened.append(open_state(tmp_path, url))
+        return opened[-1]
+
+    yield open_one
+    for state in opened:
+        state.close()

@@ -1,0 +1,279 @@
+"""Budgets on both real stores: never above a limit, in flight included, over threads, replicas, days and resumes."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from policy_world import run_of
+
+from agentops.errors import PolicyError, StoreError
+from agentops.graph import VirtualClock
+from agentops.policy import Budgets, DailyLimits
+from agentops.store import State, open_state
+from agentops.types import Run
+
+LIMITS = DailyLimits(calls=1000, money_cents=100_000)
+NOON = 1_764_590_400.0  # 2025-12-01 12:00 UTC
+
+
+def run_at(now: float, **changes) -> Run:
+    return replace(run_of(**changes), deadline=now + 30)
+
+
+@pytest.fixture
+def budgets(open_store: Callable[[], State]) -> Budgets:
+    return Budgets(open_store(), VirtualClock(NOON), LIMITS)
+
+
+def test_calls_and_money_up_to_the_agents_ceiling(budgets: Budgets) -> None:
+    run = run_at(NOON)
+    for used in range(1, 11):
+        assert budgets.reserve(run, 1, 0) is not None
+        assert budgets.used(run) == (used, 0)
+    assert budgets.reserve(run, 1, 0) is None
+    other = run_at(NOON, id="run-2")
+    assert budgets.reserve(other, 1, 30_000) is not None
+    assert budgets.reserve(other, 1, 20_001) is None
+    assert budgets.reserve(other, 1, 20_000) is not None
+    assert budgets.used(other) == (2, 50_000)
+
+
+def test_what_was_not_spent_comes_back_once(budgets: Budgets) -> None:
+    run = run_at(NOON)
+    held = budgets.reserve(run, 2, 40_000)
+    assert held is not None
+    assert budgets.used(run) == (2, 40_000)
+    budgets.settle(held, False)
+    budgets.settle(held, False)
+    assert budgets.used(run) == (0, 0)
+    kept = budgets.reserve(run, 2, 40_000)
+    assert kept is not None
+    budgets.settle(kept, True)
+    budgets.settle(kept, False)
+    assert budgets.used(run) == (2, 40_000)
+
+
+def test_each_agent_of_a_request_has_its_own_ceiling(budgets: Budgets) -> None:
+    billing, helper = run_at(NOON), run_at(NOON, agent="help")
+    assert all(budgets.reserve(helper, 1, 0) for _ in range(3))
+    assert budgets.reserve(helper, 1, 0) is None
+    assert budgets.reserve(billing, 1, 0) is not None
+    assert budgets.reserve(helper, 0, 1) is None  # help moves no money
+
+
+def test_a_users_day_is_shared_by_all_their_runs(open_store: Callable[[], State]) -> None:
+    budgets = Budgets(open_store(), VirtualClock(NOON), DailyLimits(calls=12, money_cents=60_000))
+    granted = sum(budgets.reserve(run_at(NOON, id=f"run-{n}"), 1, 0) is not None for n in range(20))
+    assert granted == 12
+    assert budgets.reserve(run_at(NOON, id="x", user="C-2"), 1, 50_000) is not None
+    assert budgets.reserve(run_at(NOON, id="y", user="C-2"), 1, 10_001) is None
+    assert budgets.used(run_at(NOON, id="y", user="C-2")) == (0, 0)  # the run's part was given back
+    assert budgets.reserve(run_at(NOON, id="x", user="C-1", tenant="acme"), 1, 0) is not None
+
+
+def test_a_new_day_begins_at_nought(open_store: Callable[[], State]) -> None:
+    clock = VirtualClock(NOON)
+    budgets = Budgets(open_store(), clock, DailyLimits(calls=4, money_cents=0))
+    held = [budgets.reserve(run_at(NOON, id=f"r{n}"), 1, 0) for n in range(5)]
+    assert held[4] is None
+    clock._now += 13 * 3600
+    for reservation in held[:4]:
+        budgets.settle(reservation, False)  # yesterday's: must not enlarge today's budget
+    granted = [budgets.reserve(run_at(clock.now(), id=f"s{n}"), 1, 0) for n in range(5)]
+    assert [one is not None for one in granted] == [True] * 4 + [False]
+
+
+def test_a_replica_with_a_slow_clock_does_not_wipe_the_new_day(open_store: Callable[[], State]) -> None:
+    state = open_store()
+    midnight = NOON + 12 * 3600
+    ahead = Budgets(state, VirtualClock(midnight + 1), DailyLimits(calls=3, money_cents=0))
+    behind = Budgets(state, VirtualClock(midnight - 1), DailyLimits(calls=3, money_cents=0))
+    run = run_at(midnight)
+    assert all(ahead.reserve(replace(run, id=f"a{n}"), 1, 0) for n in range(3))
+    assert behind.reserve(replace(run, id="b"), 1, 0) is not None
+    assert ahead.reserve(replace(run, id="c"), 1, 0) is None
+    assert Budgets(state, VirtualClock(midnight + 2), DailyLimits(calls=3)).reserve(replace(run, id="d"), 1, 0) is None
+
+
+@pytest.mark.parametrize("replicas", [1, 5])
+def test_fifty_concurrent_reservations_never_pass_a_limit(open_store: Callable[[], State], replicas: int) -> None:
+    everyone = [Budgets(open_store(), VirtualClock(NOON), LIMITS) for _ in range(replicas)]
+    run = run_at(NOON)
+    barrier, granted = threading.Barrier(50), []
+
+    def work(number: int) -> None:
+        barrier.wait()
+        granted.append((everyone[number % replicas].reserve(run, 1, 6_000), number))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(reservation is not None for reservation, _ in granted) == 8  # 8 x 60.00 of 500.00, calls would allow 10
+    assert Budgets(open_store(), VirtualClock(NOON), LIMITS).used(run)[1] == 48_000
+
+
+@pytest.mark.parametrize("replicas", [1, 5])
+def test_fifty_concurrent_calls_near_the_ceiling(open_store: Callable[[], State], replicas: int) -> None:
+    everyone = [Budgets(open_store(), VirtualClock(NOON), LIMITS) for _ in range(replicas)]
+    run = run_at(NOON)
+    barrier, granted = threading.Barrier(50), []
+
+    def work(number: int) -> None:
+        barrier.wait()
+        granted.append(everyone[number % replicas].reserve(run, 1, 0) is not None)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(granted) == 10
+
+
+def test_a_crash_forgets_no_reservation(open_store: Callable[[], State]) -> None:
+    run = run_at(NOON)
+    Budgets(open_store(), VirtualClock(NOON), LIMITS).reserve(run, 1, 30_000)
+    after = Budgets(open_store(), VirtualClock(NOON), LIMITS)
+    assert after.used(run)[1] == 30_000
+    assert after.reserve(run, 1, 30_000) is None
+
+
+def test_leases_that_were_not_used_come_back_at_close(open_store: Callable[[], State]) -> None:
+    for _ in range(6):
+        budgets = Budgets(open_store(), VirtualClock(NOON), DailyLimits(calls=12, money_cents=0))
+        for number in range(2):
+            assert budgets.reserve(run_at(NOON, id=f"{id(budgets)}-{number}"), 1, 0) is not None
+        budgets.close()
+    last = Budgets(open_store(), VirtualClock(NOON), DailyLimits(calls=12, money_cents=0))
+    assert last.reserve(run_at(NOON, id="last"), 1, 0) is None
+
+
+def test_most_calls_touch_no_store(open_store: Callable[[], State]) -> None:
+    class Counting:
+        def __init__(self, state: State) -> None:
+            self.state, self.writes = state, 0
+
+        def compare_and_set(self, key: str, value: bytes | None, version: int) -> bool:
+            self.writes += 1
+            return self.state.compare_and_set(key, value, version)
+
+        def __getattr__(self, name: str):
+            return getattr(self.state, name)
+
+    counting = Counting(open_store())
+    budgets = Budgets(counting, VirtualClock(NOON), LIMITS)
+    for request in range(50):
+        run = run_at(NOON, id=f"run-{request}")
+        for _ in range(4):
+            assert budgets.reserve(run, 1, 0) is not None
+    assert counting.writes < 80  # 200 calls of 50 runs: one write a run, and one for each 16 calls of the user
+
+
+def test_finished_runs_leave_nothing_behind(open_store: Callable[[], State]) -> None:
+    state, clock = open_store(), VirtualClock(NOON)
+    budgets = Budgets(state, clock, DailyLimits(calls=100_000, money_cents=0))
+    import agentops.policy.budgets as module
+
+    slots, module.SLOTS = module.SLOTS, 4
+    try:
+        for number in range(100):
+            budgets.reserve(run_at(clock.now(), id=f"run-{number}"), 1, 0)
+            clock._now += 200
+    finally:
+        module.SLOTS = slots
+    assert sum(len(value) for _, value, _ in state.scan("budget/runs/")) < 1000
+
+
+def test_a_resumed_run_keeps_what_it_has_spent(open_store: Callable[[], State]) -> None:
+    clock = VirtualClock(NOON)
+    state = open_store()
+    Budgets(state, clock, LIMITS).reserve(run_at(NOON), 1, 40_000)
+    clock._now += 20 * 3600
+    resumed = Budgets(state, clock, LIMITS)
+    assert resumed.used(run_at(clock.now()))[1] == 40_000
+    assert resumed.reserve(run_at(clock.now()), 1, 10_001) is None
+
+
+def test_no_reservation_after_the_deadline(budgets: Budgets) -> None:
+    assert budgets.reserve(run_at(NOON - 1000), 1, 0) is None
+
+
+@pytest.mark.parametrize(("calls", "money"), [(-1, 0), (0, -1), (1.0, 0), (True, 0), (1, 2**60), ("1", 0)])
+def test_odd_amounts_are_refused(budgets: Budgets, calls, money) -> None:
+    with pytest.raises(PolicyError, match="cannot be reserved"):
+        budgets.reserve(run_at(NOON), calls, money)
+
+
+@pytest.mark.parametrize("value", [b"not json", b"[]", b'{"x": 1}', b'{"x": [1, 2]}', b'{"x": ["a", 1, 2]}'])
+def test_a_damaged_counter_allows_nothing(open_store: Callable[[], State], value: bytes) -> None:
+    state = open_store()
+    budgets = Budgets(state, VirtualClock(NOON), LIMITS)
+    budgets.reserve(run_at(NOON), 1, 0)
+    for key, _, _ in state.scan("budget/"):
+        state.put(key, value)
+    with pytest.raises(StoreError, match="damaged"):
+        Budgets(state, VirtualClock(NOON), LIMITS).reserve(run_at(NOON), 1, 0)
+
+
+class Ledger(RuleBasedStateMachine):
+    """Two replicas, three runs of one user, time that moves: the model is what was granted and not given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+        from pathlib import Path
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.state = open_state(Path(self.folder.name), None)
+        self.clock = VirtualClock(NOON)
+        self.replicas = [Budgets(self.state, self.clock, DailyLimits(30, 70_000)) for _ in range(2)]
+        self.held: list[tuple[int, str, object]] = []
+        self.spent: dict[str, list[int]] = {}
+
+    @rule(
+        replica=st.integers(0, 1),
+        run=st.sampled_from(["a", "b", "c"]),
+        calls=st.integers(0, 4),
+        money=st.sampled_from([0, 0, 9_000, 30_000]),
+    )
+    def reserve(self, replica: int, run: str, calls: int, money: int) -> None:
+        reservation = self.replicas[replica].reserve(run_at(self.clock.now(), id=run), calls, money)
+        if reservation is not None:
+            self.held.append((replica, run, reservation))
+            used = self.spent.setdefault(run, [0, 0])
+            used[0] += calls
+            used[1] += money
+
+    @rule(spent=st.booleans(), data=st.data())
+    def settle(self, spent: bool, data: st.DataObject) -> None:
+        if not self.held:
+            return
+        replica, run, reservation = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.replicas[replica].settle(reservation, spent)
+        if not spent:
+            self.spent[run][0] -= reservation.calls
+            self.spent[run][1] -= reservation.money_cents
+
+    @rule()
+    def wait(self) -> None:
+        self.clock._now += 5
+
+    @invariant()
+    def no_limit_is_passed(self) -> None:
+        assert all(calls <= 10 and money <= 50_000 for calls, money in self.spent.values())
+        assert sum(calls for calls, _ in self.spent.values()) <= 30
+        assert sum(money for _, money in self.spent.values()) <= 70_000
+
+    def teardown(self) -> None:
+        self.state.close()
+        self.folder.cleanup()
+
+
+TestLedger = Ledger.TestCase
+TestLedger.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

@@ -1,0 +1,167 @@
+"""Roles, principals and API keys."""
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentops.errors import PolicyError
+from agentops.policy import ApiKeys, identities, principal
+from agentops.policy.identity import identity_problems
+
+KEY = "desk:0123456789abcdef:default:C-1:customer"
+
+
+def test_roles_give_their_scopes_and_defaults_apply(policies: Path) -> None:
+    customer = principal(policies, "default", "C-1")
+    assert customer.roles == {"customer"}
+    assert "refunds:write" in customer.scopes
+    both = principal(policies, "default", "E-1", ["staff", "finance"])
+    assert both.scopes == {"orders:read"}
+    assert both.roles == {"staff", "finance"}
+
+
+def test_unknown_roles_and_odd_names_are_refused(policies: Path) -> None:
+    with pytest.raises(PolicyError, match=r"'admin' does not exist; .*: customer, finance, staff"):
+        principal(policies, "default", "C-1", ["admin"])
+    for tenant, user in (("", "C-1"), ("default", ""), ("default", "a b"), ("a/b", "C-1"), ("default", "x" * 65)):
+        with pytest.raises(PolicyError, match="not allowed"):
+            principal(policies, tenant, user)
+
+
+def test_a_changed_file_counts_at_once(policies: Path) -> None:
+    assert "code:run" not in principal(policies, "default", "C-1").scopes
+    file = policies / "identities.toml"
+    file.write_text(file.read_text().replace('"documents:send"]', '"documents:send", "code:run"]'))
+    assert "code:run" in principal(policies, "default", "C-1").scopes
+
+
+def test_daily_limits_are_read(policies: Path) -> None:
+    file = policies / "identities.toml"
+    file.write_text(file.read_text() + "[limits]\ncalls_per_day = 7\nmoney_cents_per_day = 300\n")
+    assert (identities(policies).limits.calls, identities(policies).limits.money_cents) == (7, 300)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("[roles.customer\n", 1, "not valid TOML"),
+        ('[roles.customer]\nscopes = "all"\n', 1, "list of texts"),
+        ('[roles.customer]\nscopes = ["*"]\n', 1, "list of texts"),
+        ('[roles.customer]\nscope = ["a:b"]\n', 1, "'scope' is not known"),
+        ('[roles.customer]\nscopes = ["nothing:needs"]\n', 1, "which no tool needs"),
+        ('[roles.x]\nscopes = []\napprover = "yes"\n', 1, "true or false"),
+        ('[roles.x]\nscopes = []\n\n[defaults]\nroles = ["y"]\n', 4, "'y' is not defined"),
+        ("[roles.x]\nscopes = []\n[limits]\ncalls_per_day = -1\n", 3, "whole numbers"),
+        ("[roles.x]\nscopes = []\n[limits]\ncalls = 1\n", 3, "whole numbers"),
+        ("[people.x]\n[roles.x]\nscopes = []\n", 0, "[people] is not known"),
+        ("", 0, "has no role"),
+        ("[roles.Admin]\nscopes = []\n", 1, "lower-case name"),
+    ],
+)
+def test_problems_have_their_line(policies: Path, text: str, line: int, message: str) -> None:
+    (policies / "identities.toml").write_text(text)
+    problems = identity_problems(policies, {"orders:read"})
+    assert any(problem.line == line and message in problem.message for problem in problems), problems
+    if "no tool needs" not in message:
+        with pytest.raises(PolicyError):
+            principal(policies, "default", "C-1")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"identities\.toml is missing"):
+        principal(tmp_path, "default", "C-1")
+    assert "is missing" in identity_problems(tmp_path)[0].message
+
+
+def test_a_key_names_its_principal(policies: Path) -> None:
+    keys = ApiKeys.parse(f"{KEY}, ops:fedcba9876543210:acme:E-7:staff+finance", policies)
+    found = keys.authenticate("Bearer desk:0123456789abcdef")
+    assert found is not None
+    assert (found.tenant, found.user, found.roles) == ("default", "C-1", {"customer"})
+    assert "orders:read" in found.scopes
+    assert keys.authenticate("bearer ops:fedcba9876543210").tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer desk",
+        "Bearer desk:",
+        "Bearer desk:0123456789abcdeF",
+        "Bearer desk:0123456789abcdef0",
+        "Bearer other:0123456789abcdef",
+        "Bearer :0123456789abcdef",
+        "Basic desk:0123456789abcdef",
+        "desk:0123456789abcdef",
+        "Bearer desk:\ud800",
+        "Bearer desk:" + "x" * 100_000,
+        "Bearer 0123456789abcdef",
+    ],
+)
+def test_anything_else_is_nobody(policies: Path, header: str | None) -> None:
+    assert ApiKeys.parse(KEY, policies).authenticate(header) is None
+
+
+def test_two_keys_live_side_by_side_while_one_is_replaced(policies: Path) -> None:
+    old, new = "0123456789abcdef", "newnewnewnewnew1"
+    keys = ApiKeys.parse(f"desk:{old}:default:C-1,desk:{new}:default:C-1", policies)
+    assert keys.authenticate(f"Bearer desk:{old}") == keys.authenticate(f"Bearer desk:{new}") is not None
+    with pytest.raises(PolicyError, match="may have 2 secrets"):
+        ApiKeys.parse(",".join(f"desk:{number:016d}:default:C-1" for number in range(3)), policies)
+    with pytest.raises(PolicyError, match="same tenant, user and roles"):
+        ApiKeys.parse(f"desk:{old}:default:C-1,desk:{new}:default:C-2", policies)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "",
+        "desk",
+        "desk:0123456789abcdef:default",
+        "desk:short:default:C-1",
+        "Desk:0123456789abcdef:default:C-1",
+        "desk:0123456789abcdef:default:C-1:admin",
+        "desk:0123456789abcdef:de fault:C-1",
+        "a:b:c:d:e:f",
+        "desk:0123456789abcdé\x00f:default:C-1",
+    ],
+)
+def test_malformed_keys_are_refused_without_showing_them(policies: Path, entry: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        ApiKeys.parse(entry, policies)
+    assert "0123456789" not in str(caught.value)
+
+
+def test_without_policies_a_key_has_roles_and_no_scopes() -> None:
+    found = ApiKeys.parse(KEY).authenticate("Bearer desk:0123456789abcdef")
+    assert found is not None
+    assert found.roles == {"customer"}
+    assert not found.scopes
+
+
+@given(st.text(max_size=600))
+def test_no_header_raises(header: str) -> None:
+    assert ApiKeys.parse(KEY).authenticate(header) is None
+
+
+def test_an_unknown_id_takes_the_same_path_as_a_wrong_secret() -> None:
+    keys = ApiKeys.parse(KEY)
+
+    def median(header: str) -> float:
+        times = []
+        for _ in range(3000):
+            start = time.perf_counter()
+            keys.authenticate(header)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    ratios = [median("Bearer desk:xxxxxxxxxxxxxxxx") / median("Bearer nope:xxxxxxxxxxxxxxxx") for _ in range(3)]
+    assert 0.7 < statistics.median(ratios) < 1.4
