@@ -7,9 +7,8 @@ the gateway decides before it asks.
 
 from agentops.cache.key import Cache, CacheKey, scope
 from agentops.cache.memory import MemoryCache
-from agentops.cache.shared import RedisCache
 
-__all__ = ["Cache", "CacheKey", "MemoryCache", "RedisCache", "open_cache", "scope"]
+__all__ = ["Cache", "CacheKey", "MemoryCache", "open_cache", "scope"]
 
 
 def open_cache(redis_url: str | None) -> Cache:
@@ -20,4 +19,8 @@ def open_cache(redis_url: str | None) -> Cache:
     Raises:
         ConfigError: `redis_url` is not a Redis address.
     """
-    return RedisCache(redis_url) if redis_url else MemoryCache()
+    if not redis_url:
+        return MemoryCache()
+    from agentops.cache.shared import RedisCache  # the client takes a third of a second to import
+
+    return RedisCache(redis_url)

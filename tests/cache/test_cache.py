@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentops.cache import Cache, CacheKey, MemoryCache, RedisCache, open_cache, scope
+from agentops.cache import Cache, CacheKey, MemoryCache, open_cache, scope
 from agentops.cache.breaker import Breaker
+from agentops.cache.shared import RedisCache
 from agentops.errors import ConfigError
 from agentops.types import CacheRule, Json
 

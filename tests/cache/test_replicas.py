@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from agentops.cache import CacheKey, RedisCache
+from agentops.cache import CacheKey
 from agentops.cache.breaker import Breaker
+from agentops.cache.shared import RedisCache
 from agentops.types import CacheRule, Json
 
 pytestmark = pytest.mark.anyio
@@ -21,8 +22,9 @@ KEY = CacheKey("acme", "scope", "tool", "policy", {"n": 1})
 
 WORKER = """
 import asyncio, os, sys, time
-from agentops.cache import CacheKey, RedisCache
+from agentops.cache import CacheKey
 from agentops.cache.breaker import Breaker
+from agentops.cache.shared import RedisCache
 from agentops.types import CacheRule
 
 url, log, pause, callers = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])

@@ -1,0 +1,416 @@
+"""The only door to a tool. Every call takes the same path:
+
+    canonicalise -> reserve budget -> decide -> approval -> [cache] -> record -> run -> label -> record -> settle
+
+Invariant: the tool receives exactly the arguments the decision was made on, after a durable record of the intent when
+it changes anything (a read's record is handed in first and durable with the log's next flush). Whatever fails on the
+way is a refusal with a safe text, never an exception and never an allow. A cached result is decided on and recorded
+like any other. An effect whose end is unknown stays recorded as an intent without outcome, or with outcome "cancelled",
+and stays charged; nothing repeats it.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentops.act.invoke import Outcome, internal_error, invoke
+from agentops.act.tool import Context
+from agentops.act.tool import arguments as canonical_arguments
+from agentops.cache import Cache, CacheKey, scope
+from agentops.errors import AgentopsError, AuditError, StoreError, ToolError
+from agentops.graph import Clock
+from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCall, ToolResult
+
+if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar, OpenTelemetry and DuckDB
+    from agentops.audit import Audit
+    from agentops.policy import Approvals, Budgets, PolicySet, Reservation
+    from agentops.redact import Redactor
+    from agentops.trace import Tracing
+
+MAX_ARGUMENTS = 64 * 1024  # bytes of JSON
+_RUNS = 100_000  # whose labels are remembered
+_HOLE = re.compile(r"\{(\w+)\}")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LOG = logging.getLogger(__name__)
+
+
+class _Refused(Exception):
+    """Why a call does not get on."""
+
+    def __init__(self, status: CallStatus, error: str, decision: Decision | None = None, approval_id: str = "") -> None:
+        super().__init__(error)
+        self.status, self.error, self.decision, self.approval_id = status, error, decision, approval_id
+
+
+class _Failed(Exception):
+    """How a shared read ended, for all who wait for it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.status)
+        self.outcome = outcome
+
+
+class ToolGateway:
+    """Implements `types.Gateway`.
+
+    Args:
+        tools: every tool of the project, by name.
+        policy: decides; default deny.
+        audit: where decisions, intents and outcomes are recorded.
+        approvals: what waits for a person.
+        budgets: calls and money per run and per user and day.
+        cache: results of reads that may be reused.
+        world: what the tools work on, handed to them as `ctx.world`.
+        clock: deadlines are measured on it.
+        tracing: one `execute_tool` span per call; None: no spans.
+        redactor: for texts of errors.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        policy: "PolicySet",
+        audit: "Audit",
+        approvals: "Approvals",
+        budgets: "Budgets",
+        cache: Cache,
+        world: Any,
+        clock: Clock,
+        tracing: "Tracing | None",
+        redactor: "Redactor",
+    ) -> None:
+        self._tools = dict(tools)
+        self._policy = policy
+        self._audit = audit
+        self._approvals = approvals
+        self._budgets = budgets
+        self._cache = cache
+        self._world = world
+        self._clock = clock
+        self._tracing = tracing
+        self._redactor = redactor
+        self._seen: OrderedDict[tuple[str, str], Labels] = OrderedDict()
+        self._background: set[asyncio.Future[None]] = set()
+
+    async def call(self, run: Run, call: ToolCall) -> ToolResult:
+        """Run one tool call, or say why not.
+
+        Returns:
+            status "ok" with the value; "denied" by policy or budget; "pending" with the approval to wait for;
+            "timeout"; "error". `error` is safe to show to model and customer.
+
+        Raises:
+            asyncio.CancelledError: the caller was cancelled; the call's end is recorded all the same.
+        """
+        if self._tracing is None:
+            return await self._call(run, call)
+        from agentops.trace import names
+        from agentops.trace.tracing import set_attributes
+
+        known = call.tool if call.tool in self._tools else "unknown"
+        given = {names.TOOL: known, names.TOOL_CALL_ID: call.id}
+        with self._tracing.span(f"{names.EXECUTE_TOOL} {known}", names.EXECUTE_TOOL, given) as span:
+            result = await self._call(run, call, lambda encoded: span.set_attribute(names.TOOL_ARGUMENTS, encoded))
+            set_attributes(
+                span,
+                {
+                    names.CALL_STATUS: result.status,
+                    names.CALL_ERROR: result.error or None,
+                    names.CACHED: result.cached,
+                    names.POLICIES: list(result.decision.policies) if result.decision else None,
+                    names.APPROVAL_ID: result.approval_id or None,
+                },
+            )
+            if result.status == "ok":
+                span.set_attribute(names.TOOL_RESULT, orjson.dumps(result.value).decode())
+            elif result.status in ("error", "timeout"):
+                from opentelemetry.trace import Status, StatusCode
+
+                span.set_attribute(names.ERROR_TYPE, result.status)
+                span.set_status(Status(StatusCode.ERROR, result.error))
+            return result
+
+    async def _call(self, run: Run, call: ToolCall, tell: Callable[[str], object] | None = None) -> ToolResult:
+        started = self._clock.now()
+        labels = call.labels
+        decision: Decision | None = None
+        approval_id, cached = "", False
+        try:
+            tool, call = self._canonical(run, call, tell)
+            labels = tool.spec.labels.join(call.labels)
+            reservation = self._reserve(run, tool, call)
+            spent = False
+            try:
+                decision, approval_id = self._decide(run, tool, call)
+                spent = True  # from here on its end may be unknown
+                outcome, cached = await self._allowed(run, tool, call, decision, approval_id)
+                spent = not (outcome.refused and tool.spec.effect == "money")
+                self._remember(run, labels)  # also an error's text is what the tool's sources wrote
+            except _Refused:
+                spent = False
+                raise
+            finally:
+                self._settle(reservation, spent)
+        except _Refused as refused:
+            outcome = Outcome(refused.status, error=refused.error)
+            decision, approval_id = refused.decision or decision, refused.approval_id
+        except Exception as error:  # noqa: BLE001 - fail closed: nothing unforeseen may pass or reach the caller
+            outcome = internal_error(call.tool if call.tool in self._tools else "unknown", error, self._redactor)
+        return ToolResult(
+            call.id,
+            call.tool,
+            outcome.status,
+            outcome.value,
+            outcome.error,
+            cached,
+            started,
+            self._clock.now(),
+            labels,
+            decision,
+            approval_id if outcome.status == "pending" else "",
+        )
+
+    # ---------------------------------------------------------------- before the decision
+
+    def _canonical(self, run: Run, call: ToolCall, tell: Callable[[str], object] | None) -> tuple[Tool, ToolCall]:
+        """The tool and the call with the very arguments it will get: validated, completed, private.
+
+        `tell` gets the arguments as JSON: as they were given, then as they will be.
+        """
+        tool = self._tools.get(call.tool)
+        if tool is None:
+            shown = call.tool if _NAME.fullmatch(call.tool) else "?"
+            self._post({"type": "tool.decision", "run": run.id, "tool": shown, "decision": "unknown-tool"})
+            raise _Refused("denied", f"there is no tool {shown!r}")
+        try:
+            encoded = _encoded(call.arguments)
+        except (TypeError, ValueError, RecursionError):
+            raise _Refused("error", f"{call.tool}: the arguments are not JSON, or nested too deep") from None
+        if len(encoded) > MAX_ARGUMENTS:
+            raise _Refused("error", f"{call.tool}: the arguments have {len(encoded)} bytes, at most {MAX_ARGUMENTS}")
+        if tell is not None:
+            tell(encoded.decode())
+        try:
+            encoded = _encoded(canonical_arguments(tool, call.arguments))
+        except ToolError as error:
+            raise _Refused("error", self._redactor.text(str(error), run.principal.tenant)) from None
+        if tell is not None:
+            tell(encoded.decode())
+        given = orjson.loads(encoded)
+        key = call.idempotency_key or hashlib.sha256(f"{run.id}\n{call.id}".encode()).hexdigest()
+        return tool, replace(call, arguments=given, idempotency_key=key)
+
+    def _reserve(self, run: Run, tool: Tool, call: ToolCall) -> "Reservation":
+        if run.deadline <= self._clock.now():
+            raise _Refused("timeout", f"{call.tool}: the time for this request is over")
+        money = call.arguments[tool.spec.amount_arg] if tool.spec.effect == "money" else 0
+        if type(money) is not int or not 0 <= money < 2**53:
+            raise _Refused(
+                "denied", f"{call.tool}: {tool.spec.amount_arg} must be a whole number, not negative, below 2^53"
+            )
+        try:
+            reservation = self._budgets.reserve(run, 1, money)
+        except StoreError:
+            raise _Refused("error", f"{call.tool}: budgets cannot be checked at the moment; try again") from None
+        if reservation is None:
+            self._post(self._record(run, tool, call, "tool.decision", Decision("deny", "", ("budget",))))
+            raise _Refused("denied", f"{call.tool}: the limit of calls or money for this request or day is reached")
+        return reservation
+
+    # ---------------------------------------------------------------- the decision
+
+    def _decide(self, run: Run, tool: Tool, call: ToolCall) -> tuple[Decision, str]:
+        """An allowing decision and the approval it rests on ("" = none)."""
+        seen = self._seen.get((run.principal.tenant, run.id), Labels()).join(call.labels)
+        calls, money = self._budgets.used(run)
+        facts: dict[str, Json] = {
+            "calls_used": calls,
+            "money_used_cents": money,
+            "untrusted_seen": seen.integrity == "untrusted",
+            "approved": False,
+        }
+        decision = self._policy.decide(run, call, tool.spec, facts)
+        approval_id = ""
+        if decision.effect == "approve":
+            decision, approval_id = self._approved(run, tool, call, decision, facts)
+        if decision.effect != "allow":
+            self._post(self._record(run, tool, call, "tool.decision", decision))
+            raise _Refused("denied", decision.reason, decision)
+        return decision, approval_id
+
+    def _approved(
+        self, run: Run, tool: Tool, call: ToolCall, asked: Decision, facts: dict[str, Json]
+    ) -> tuple[Decision, str]:
+        """The decision under the approval of this very call; asks for one when there is none."""
+        try:
+            approval = self._approvals.request(run, call, tool.spec, asked)
+        except StoreError:
+            raise _Refused(
+                "error", f"{call.tool}: approvals cannot be checked at the moment; try again", asked
+            ) from None
+        if approval.status == "approved":
+            decision = self._policy.decide(run, call, tool.spec, {**facts, "approved": approval.approver})
+            if decision.effect == "allow":
+                return decision, approval.id
+            return replace(decision, effect="deny"), ""
+        self._post(self._record(run, tool, call, "tool.decision", asked, approval.id))
+        if approval.status == "denied":
+            raise _Refused("denied", f"{call.tool}: a colleague declined this", asked)
+        if approval.status == "consumed":
+            raise _Refused(
+                "denied", f"{call.tool}: this was approved and carried out already, and is not repeated", asked
+            )
+        raise _Refused("pending", asked.reason, asked, approval.id)
+
+    # ---------------------------------------------------------------- the call
+
+    async def _allowed(
+        self, run: Run, tool: Tool, call: ToolCall, decision: Decision, approval_id: str
+    ) -> tuple[Outcome, bool]:
+        """Record, run or reuse, record. Returns the outcome and whether it came from the cache."""
+        effect = tool.spec.effect != "read"
+        record = self._record(run, tool, call, "tool.intent" if effect else "tool.decision", decision, approval_id)
+        if approval_id and not self._approvals.consume(approval_id, call, tool.spec, decision.policy_digest, run):
+            raise _Refused("denied", f"{call.tool}: its approval does not hold any more", decision)
+        try:
+            if effect:
+                await self._audit.append(record)
+            else:
+                self._audit.post(record)
+        except AuditError:
+            raise _Refused("error", f"{call.tool}: it cannot be recorded, so it was not done", decision) from None
+        outcome, cached, status = Outcome("error"), False, "cancelled"
+        try:
+            if tool.spec.cache is not None and not effect and not approval_id:
+                outcome, cached = await self._cached(run, tool, call, decision)
+            else:
+                outcome = await self._invoke(run, tool, call)
+            status = outcome.status
+        except Exception:
+            status = "error"
+            raise
+        finally:
+            self._post(
+                {
+                    "type": "tool.outcome",
+                    "run": run.id,
+                    "trace": run.trace_id,
+                    "call": call.id,
+                    "tool": call.tool,
+                    "key": call.idempotency_key,
+                    "status": status,
+                    "cached": cached,
+                    "result": self._audit.digest(hashlib.sha256(outcome.encoded).hexdigest())
+                    if outcome.encoded
+                    else "",
+                }
+            )
+            if (
+                tool.spec.invalidates
+            ):  # also when its end is unknown; on its own, so that a cancelled caller cannot skip it
+                await self._apart(
+                    self._cache.invalidate(run.principal.tenant, tags(tool.spec.invalidates, call.arguments))
+                )
+        return outcome, cached
+
+    async def _cached(self, run: Run, tool: Tool, call: ToolCall, decision: Decision) -> tuple[Outcome, bool]:
+        rule = tool.spec.cache
+        assert rule is not None
+        who = run.principal
+        rights = [*run.scopes, *(f"role:{role}" for role in who.roles), *(f"actor:{actor}" for actor in who.actors)]
+        key = CacheKey(who.tenant, scope(who.user, rights), tool.spec.digest, decision.policy_digest, call.arguments)
+
+        async def read() -> Json:
+            outcome = await self._invoke(run, tool, call)
+            if outcome.status != "ok":
+                raise _Failed(outcome)
+            return outcome.value
+
+        try:
+            value, hit = await self._cache.get_or_call(key, rule, tags(rule.tags, call.arguments), read)
+        except _Failed as failed:
+            return failed.outcome, False
+        return Outcome("ok", value, encoded=orjson.dumps(value)), hit
+
+    async def _invoke(self, run: Run, tool: Tool, call: ToolCall) -> Outcome:
+        context = Context(run, self._world, self._clock, call.id, call.idempotency_key)
+        return await invoke(tool, context, call.arguments, self._redactor)
+
+    # ---------------------------------------------------------------- records and bookkeeping
+
+    def _record(
+        self, run: Run, tool: Tool, call: ToolCall, kind: str, decision: Decision, approval_id: str = ""
+    ) -> dict[str, Json]:
+        """An audit record of a decision or an intent: digests where values are personal."""
+        try:
+            return {
+                "type": kind,
+                "tenant": run.principal.tenant,
+                "user": self._audit.digest(run.principal.user),
+                "agent": run.agent.name,
+                "run": run.id,
+                "trace": run.trace_id,
+                "call": call.id,
+                "key": call.idempotency_key,
+                "tool": call.tool,
+                "tool_digest": tool.spec.digest,
+                "effect": tool.spec.effect,
+                "arguments": self._audit.digest(dict(call.arguments)),
+                "decision": decision.effect,
+                "policies": list(decision.policies),
+                "policy": decision.policy_digest,
+                "approval": approval_id,
+            }
+        except AuditError:
+            raise _Refused("error", f"{call.tool}: the arguments have no canonical form, so nothing was done") from None
+
+    def _post(self, record: dict[str, Json]) -> None:
+        """Record what is decided or over already. A log that fails refuses the next call, not this one's result."""
+        try:
+            self._audit.post(record)
+        except AuditError as error:
+            _LOG.error("the audit record %s was not written: %s", record["type"], error)
+
+    def _settle(self, reservation: "Reservation", spent: bool) -> None:
+        try:
+            self._budgets.settle(reservation, spent)
+        except AgentopsError as error:
+            _LOG.warning("a reservation stays counted as spent: %s", error)
+
+    def _remember(self, run: Run, labels: Labels) -> None:
+        """Join labels into what this run has seen."""
+        key = (run.principal.tenant, run.id)
+        self._seen[key] = self._seen.get(key, Labels()).join(labels)
+        self._seen.move_to_end(key)
+        if len(self._seen) > _RUNS:
+            self._seen.popitem(last=False)
+
+    async def _apart(self, work: Awaitable[None]) -> None:
+        """Wait for `work`, which goes on when the caller is cancelled."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        await asyncio.shield(task)
+
+
+def _encoded(arguments: Mapping[str, Json]) -> bytes:
+    """As JSON. The standard encoder: orjson would turn NaN into null, and the decision into one on something else."""
+    return json.dumps(dict(arguments), allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def tags(templates: tuple[str, ...], arguments: Mapping[str, Json]) -> tuple[str, ...]:
+    """Tag templates filled in: `order:{order_id}` -> `order:SO-10001`; other values as JSON."""
+
+    def fill(match: re.Match[str]) -> str:
+        value = arguments.get(match[1])
+        return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+    return tuple(_HOLE.sub(fill, template) for template in templates)
