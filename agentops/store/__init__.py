@@ -8,6 +8,7 @@ from agentops.store.artifacts import Artifacts
 from agentops.store.lake import Lake
 from agentops.store.schemas import FEEDBACK_SCHEMA, SPAN_SCHEMA, TABLES, VERDICT_SCHEMA
 from agentops.store.state import State, open_state
+from agentops.store.state_memory import MemoryState
 
 __all__ = [
     "FEEDBACK_SCHEMA",
@@ -16,6 +17,7 @@ __all__ = [
     "VERDICT_SCHEMA",
     "Artifacts",
     "Lake",
+    "MemoryState",
     "State",
     "open_state",
 ]

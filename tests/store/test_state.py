@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from agentops.errors import StoreError
-from agentops.store import State, open_state
+from agentops.store import MemoryState, State, open_state
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -212,3 +212,11 @@ def test_a_locked_file_is_waited_for_then_named(tmp_path: Path, monkeypatch: pyt
     other.close()
     assert state.put("k", b"v") > 0
     state.close()
+
+
+def test_the_state_in_memory_behaves_like_the_durable_ones() -> None:
+    run_state_machine_as_test(lambda: Machine(MemoryState), settings=settings(max_examples=60, deadline=None))
+    state = MemoryState()
+    state.close()
+    with pytest.raises(StoreError, match="closed"):
+        state.get("k")
