@@ -87,7 +87,7 @@ class Lake:
                 connection.execute(_view(table, listing.live))
         except duckdb.Error as error:
             connection.close()
-            raise self._explained(error) from None
+            raise self.explained(error) from None
         return connection
 
     def sql(self, query: str, parameters: Sequence[Any] = (), *, max_rows: int = MAX_ROWS) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class Lake:
                     f"the query ran longer than {SQL_TIMEOUT_S:.0f} s: narrow it, for example by date"
                 ) from None
             except duckdb.Error as error:
-                raise self._explained(error) from None
+                raise self.explained(error) from None
             finally:
                 timer.cancel()
         if len(rows) > max_rows:
@@ -187,7 +187,7 @@ class Lake:
     def _problem(self, path: Path, message: str) -> Problem:
         return Problem(str(path.relative_to(self.root.parent)), 0, message)
 
-    def _explained(self, error: Exception) -> StoreError:
+    def explained(self, error: Exception) -> StoreError:
         """A DuckDB error as ours; when it came from reading, the damaged segment is looked for and named."""
         import duckdb
 

@@ -5,6 +5,22 @@ verdicts join it by trace id. Routing, policy and training know nothing of spans
 """
 
 from agentops.trace import names
+from agentops.trace.importing import ImportReport, import_files
+from agentops.trace.reading import summaries, trajectories, trajectory
+from agentops.trace.records import default_outcome, write_feedback, write_verdicts
 from agentops.trace.tracing import Tracing, attribute, set_attributes
 
-__all__ = ["Tracing", "attribute", "names", "set_attributes"]
+__all__ = [
+    "ImportReport",
+    "Tracing",
+    "attribute",
+    "default_outcome",
+    "import_files",
+    "names",
+    "set_attributes",
+    "summaries",
+    "trajectories",
+    "trajectory",
+    "write_feedback",
+    "write_verdicts",
+]

@@ -4,14 +4,15 @@ Invariant: `decode(encode(messages)) == normal(messages)`, with tool arguments a
 and keys in one order. Unknown parts are kept as text, never dropped silently.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentops.trace.rows import dumps, text
+from agentops.trace.jsontext import dumps, loads, text
 from agentops.types import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_CALL_PARTS = ("tool_use", "tool_call", "tool-call", "function_call")
+_RESULT_PARTS = ("tool_result", "tool-result")
 _ROLE_NAMES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 
 
@@ -31,19 +32,19 @@ def decode(value: Json) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in found if isinstance(found, list) else []:
         if isinstance(item, list) and len(item) == 2 and all(isinstance(part, str) for part in item):
-            messages.append(normal_message({"role": item[0], "content": item[1]}))  # ["user", "text"]
+            messages.extend(normal([{"role": item[0], "content": item[1]}]))  # ["user", "text"]
         elif isinstance(item, list):
             messages.extend(decode(item))
         elif isinstance(item, Mapping) and isinstance(item.get("parts"), list):
             messages.extend(_from_parts(item))
         elif isinstance(item, Mapping):
-            messages.append(normal_message(_unwrapped(item)))
+            messages.extend(normal([_unwrapped(item)]))
     return messages
 
 
 def normal(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """OpenAI messages in the engine's one form."""
-    return [normal_message(message) for message in messages]
+    """OpenAI or Anthropic messages in the engine's one form; a message with tool results becomes one for each."""
+    return [part for message in messages for part in _split(message)]
 
 
 def normal_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def normal_message(message: Mapping[str, Any]) -> dict[str, Any]:
     role = text(message.get("role")) or "assistant"
     out: dict[str, Any] = {"role": _ROLE_NAMES.get(role, role), "content": content_text(message.get("content"))}
     calls = [tool_call(call) for call in _list(message.get("tool_calls"))]
+    calls += [tool_call(part) for part in _list(message.get("content")) if _kind(part) in _CALL_PARTS]
     function = message.get("function_call")
     if isinstance(function, Mapping):
         calls.append(tool_call({"function": function}))
@@ -99,7 +101,7 @@ def content_text(content: Json) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else "text"
             if isinstance(inner, str) and kind in (None, "text", "input_text", "output_text"):
                 pieces.append(inner)
-            elif kind not in ("tool_use", "tool_call", "function_call"):  # these are in tool_calls
+            elif kind not in _CALL_PARTS:  # these are in tool_calls
                 pieces.append(dumps(part))
         return "\n".join(pieces)
     return dumps(content)
@@ -123,16 +125,6 @@ def tool_schema(value: Json) -> dict[str, Any] | None:
         "type": "function",
         "function": {"name": name, "description": text(function.get("description")), "parameters": dict(parameters)},
     }
-
-
-def loads(value: Json) -> Json:
-    """`value` parsed when it is a JSON string of a list or object, else `value` itself."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def _encoded(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,6 +188,30 @@ def _unwrapped(item: Mapping[str, Any]) -> Mapping[str, Any]:
             return {**item, "role": item["type"]}
         return item
     return {**inner, "role": inner.get("role") or inner.get("type") or item.get("type")}
+
+
+def _split(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A message whose content has tool results (Anthropic, Vercel) as `tool` messages and the rest."""
+    content = _list(message.get("content"))
+    results = [part for part in content if _kind(part) in _RESULT_PARTS]
+    if not results:
+        return [normal_message(message)]
+    out = []
+    for part in results:
+        value = next((part[key] for key in ("content", "output", "result") if key in part), "")
+        if isinstance(value, Mapping) and set(value) == {"type", "value"}:  # Vercel: {"type": "json", "value": …}
+            value = value["value"]
+        answer: dict[str, Any] = {"role": "tool", "content": content_text(value)}
+        answer["tool_call_id"] = text(part.get("tool_use_id") or part.get("toolCallId"))
+        if part.get("toolName"):
+            answer["name"] = text(part["toolName"])
+        out.append(answer)
+    rest = [part for part in content if part not in results]
+    return [*out, normal_message({**message, "content": rest})] if rest else out
+
+
+def _kind(part: Json) -> str:
+    return text(part.get("type")) if isinstance(part, Mapping) else ""
 
 
 def _list(value: Json) -> Sequence[Any]:

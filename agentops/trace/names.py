@@ -1,8 +1,8 @@
 """Attribute names on spans: OpenTelemetry's GenAI conventions, and ours under `agentops.*`.
 
-Invariant: every name the engine writes is a constant here, so what is written and what is read cannot drift apart.
-Names of foreign dialects live with their readers.
+Names of foreign dialects live with their readers in `trace.dialects`.
 
+Invariant: every name the engine writes is a constant here, so what is written and what is read cannot drift apart.
 A conversation turn is one trace:
 
     invoke_agent <agent>      root: messages in and out, tool schemas, routes, plan, digests, assignment, tenant, user
@@ -11,6 +11,10 @@ A conversation turn is one trace:
     |- chat <model>           operation "chat", usage
     '- execute_tool <tool>    operation "execute_tool": call id, arguments, result, status, cached, policies
 """
+
+from agentops.trace.jsontext import dumps
+
+__all__ = ["dumps"]  # the way values of "JSON" attributes are written; the constants are used as names.X
 
 # ---- OpenTelemetry GenAI semantic conventions
 OPERATION = "gen_ai.operation.name"
@@ -39,15 +43,18 @@ ERROR_TYPE = "error.type"
 INVOKE_AGENT = "invoke_agent"
 CHAT = "chat"
 EXECUTE_TOOL = "execute_tool"
-ROUTE = "route"
-PLAN = "plan"
+ROUTE_OPERATION = "route"
+PLAN_OPERATION = "plan"
 
 # ---- ours
 TENANT = "agentops.tenant"
 USER = "agentops.user"  # pseudonym: Redactor.pseudonym("USER", user, tenant)
 ROUTES = "agentops.routes"  # JSON list: fields of types.Route
-PLAN_TEXT = "agentops.plan"  # plan language
-PLAN_SOURCE = "agentops.plan.source"
+PLAN = "agentops.plan"  # plan language
+PLANNER = "agentops.plan.source"
+REQUEST = "agentops.request.id"
+STATUS = "agentops.status"  # how the turn ended: ok, pending, handoff, error
+ERROR = "agentops.error"  # safe message of a turn that failed
 HANDOFF = "agentops.handoff"
 ASSIGNMENT = "agentops.assignment"  # JSON object: fields of types.Assignment
 POLICY_DIGEST = "agentops.policy.digest"

@@ -5,15 +5,13 @@ texts, attribute keys' values, events, links and resource. Identifiers of the tr
 It knows no dialect; reading rows back is `agentops.trace.assemble`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
-
 from agentops.redact import Redactor
 from agentops.trace import names
+from agentops.trace.jsontext import dumps, integer, loads, text
 from agentops.types import Json
 
 MAX_VALUE_CHARS = 1_000_000  # of one attribute value; longer ones are cut and counted
@@ -155,31 +153,6 @@ def operation(span: SpanRecord) -> str:
     return ""
 
 
-def dumps(value: Json) -> str:
-    """Compact JSON; what JSON has no form for becomes text."""
-    try:
-        return orjson.dumps(value, default=_fallback, option=orjson.OPT_NON_STR_KEYS).decode()
-    except TypeError:  # orjson's own error is one
-        # Lone surrogates and integers beyond 64 bits: the standard library can, orjson cannot.
-        return json.dumps(value, default=_fallback, separators=(",", ":"), skipkeys=True)
-
-
-def text(value: Json) -> str:
-    """A value as a string; None is ""."""
-    return value if isinstance(value, str) else "" if value is None else str(value)
-
-
-def integer(value: Json) -> int | None:
-    """A value as a 64-bit integer, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = int(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if -(2**63) <= number < 2**63 else None
-
-
 def _clean(values: Mapping[str, Json], redactor: Redactor, tenant: str, cut: list[int]) -> dict[str, Json]:
     items = list(values.items())
     cut[0] += max(0, len(items) - MAX_ATTRIBUTES)
@@ -187,6 +160,9 @@ def _clean(values: Mapping[str, Json], redactor: Redactor, tenant: str, cut: lis
     for key in USER_KEYS:
         if bounded.get(key):
             bounded[key] = redactor.pseudonym("USER", text(bounded[key]), tenant)
+    metadata = loads(bounded.get("metadata"))
+    if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):  # LangChain's place for it
+        bounded["metadata"] = dumps({**metadata, "user_id": redactor.pseudonym("USER", metadata["user_id"], tenant)})
     clean = redactor.value(bounded, tenant)
     return clean if isinstance(clean, dict) else {"agentops.redaction": clean}
 
@@ -216,16 +192,7 @@ def _first_integer(attributes: Mapping[str, Json], keys: tuple[str, ...]) -> int
 
 
 def _routes(value: Json) -> str:
-    try:
-        routes = json.loads(value) if isinstance(value, str) else value
-        return ",".join(text(route["label"]) for route in routes)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    routes = loads(value)
+    if not isinstance(routes, list):
         return ""
-
-
-def _fallback(value: object) -> Json:
-    if isinstance(value, tuple | set | frozenset):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
+    return ",".join(text(route.get("label")) for route in routes if isinstance(route, Mapping))
