@@ -19,6 +19,18 @@ from agentops.errors import TrainError
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets")
 
 
+def must_be_new(out: Path) -> None:
+    """Asked before a run, not after it.
+
+    Raises:
+        TrainError: `out` exists and is not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TrainError(
+            f"{str(out)!r} exists and is not empty: an artifact is never written over, choose a new folder"
+        )
+
+
 def load(base: Path, adapter: Path | None = None) -> tuple[Any, Any]:
     """Model (float32, trainable) and tokenizer of a base folder, with an adapter to train on when given.
 

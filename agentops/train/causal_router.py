@@ -58,6 +58,7 @@ def fit_causal(
         raise TrainError(
             "[router.causal] lora_r = 0: a router's language model is shared, only an adapter may be fitted"
         )
+    artifact.must_be_new(out)
     names = [*sorted(set(labels) - {OUT_OF_SCOPE}), OUT_OF_SCOPE]
     found = _checked(rows, set(names))
     learn, held_out = _split(found, recipe.seed)

@@ -64,6 +64,7 @@ def run(
         TrainError: recipe, rows, tasks or base are unusable; no episode could be scored; nothing was learned.
     """
     recipe = settings(GrpoRecipe, recipe)
+    artifact.must_be_new(out)
     if recipe.batch_size % recipe.generations:
         raise TrainError(
             f"[grpo] batch_size = {recipe.batch_size!r} counts completions: make it a multiple of "

@@ -20,9 +20,7 @@ LOGGERS = ("transformers", "trl", "datasets", "accelerate", "peft")  # they quot
 IGNORED = (
     # Each is raised by a library about its own internals; none is about the caller's data.
     (r".*is deprecated and will be removed in v\d", FutureWarning),  # TRL and PEFT calling transformers' old names
-    (r"'pin_memory' argument is set as true", UserWarning),
     (r"Could not find a config file in .*", UserWarning),  # PEFT, about bases that are folders with another name
-    (r".*use_cache=True.* is incompatible with gradient checkpointing", UserWarning),
 )
 
 

@@ -48,6 +48,7 @@ def run(
         TrainError: recipe, rows or base are unusable, or the loss is not a number.
     """
     recipe = settings(SftRecipe, recipe)
+    artifact.must_be_new(out)
     data = rows.read(dataset, "sft")
     examples = [_example(row, f"row {number}") for number, row in enumerate(data.rows, 1)]
     require("trl", "train")

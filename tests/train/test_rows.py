@@ -53,7 +53,9 @@ def test_rows_are_read_from_folder_file_or_dataset(tmp_path: Path) -> None:
         rows.read(given, "dpo")
 
 
-@pytest.mark.parametrize(("text", "says"), [("", "no rows"), ('{"a": 1}\n{', ":2: not valid JSON"), ("[1]\n", ":1: a row")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "no rows"), ('{"a": 1}\n{', ":2: not valid JSON"), ("[1]\n", ":1: a row")]
+)
 def test_unreadable_rows_name_the_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "rows.jsonl").write_text(text)
     with pytest.raises(TrainError, match=says):
