@@ -23,6 +23,7 @@ class Options:
     labels: tuple[str, ...] = ()  # router: the labels that exist; () = any
     min_confidence: float = 0.8  # router: a confirmed route below it is not taken as a label
     effects: Mapping[str, Effect] = field(default_factory=dict)  # tool -> side-effect class, from the project's tools
+    include_undecided: bool = False  # sft: also episodes nobody judged that ended with an answer and no failed call
     include_inaction: bool = False  # keep successes that an imported reward gave for doing nothing
     latency_gap: float = 0.25  # dpo: of two successes, by how much the faster must be faster
     max_pairs: int = 4  # dpo: most pairs of one request

@@ -55,13 +55,15 @@ def screen(kind: str, trajectory: Trajectory, options: Options, funnel: Funnel) 
     )
 
 
-def _decidable(kind: str, trajectory: Trajectory, _: Options) -> str:
+def _decidable(kind: str, trajectory: Trajectory, options: Options) -> str:
     if kind == "distill" or trajectory.outcome.success is not None:
         return ""
     if kind == "router" and any(one.corrected_labels for one in trajectory.feedback):
         return ""
     if kind == "dpo" and (rewritten(trajectory) or denied(trajectory)):
         return ""
+    if kind == "sft" and options.include_undecided:
+        return "" if _went_through(trajectory) else "outcome unknown, and it did not go through"
     return "outcome unknown"
 
 
@@ -71,7 +73,7 @@ def _outcome(kind: str, trajectory: Trajectory, _: Options) -> str:
             return "" if correction(trajectory) else "corrections contradict each other"
         return "" if trajectory.outcome.success == 1 else "failed and not corrected"
     if kind == "sft":
-        return "" if trajectory.outcome.success == 1 else "failed"
+        return "failed" if trajectory.outcome.success == 0 else ""
     return ""
 
 
@@ -103,6 +105,10 @@ _FILTERS: dict[str, Callable[[str, Trajectory, Options], str]] = {
     "inaction": _inaction,
     "consent": _consent,
 }
+
+
+def _went_through(trajectory: Trajectory) -> bool:
+    return trajectory.status == "ok" and bool(trajectory.answer) and all(s.status == "ok" for s in trajectory.steps)
 
 
 def _harmless(tool: str, options: Options) -> bool:

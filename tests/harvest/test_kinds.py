@@ -53,6 +53,18 @@ def test_sft_rows_are_whole_successful_episodes(episode: Make, harvested: Harves
     assert made.manifest["sources"] == ["a"]
 
 
+def test_sft_takes_what_nobody_judged_only_when_asked_and_only_when_it_went_through(
+    episode: Make, harvested: Harvested
+) -> None:
+    smooth = episode("a", "one thing", ("get", {}, "ok"), outcome=UNKNOWN)
+    rough = episode("b", "two things", ("get", {}, "no", "error"), outcome=UNKNOWN)
+    with pytest.raises(HarvestError, match="2 outcome unknown"):
+        harvested("sft", [smooth, rough])
+    rows, made = harvested("sft", [smooth, rough, episode("c", "three things", outcome=BAD)], include_undecided=True)
+    assert [(row["trace_id"], row["outcome"]) for row in rows] == [("a", "unknown")]
+    assert dropped(made, "decidable") == {"outcome unknown, and it did not go through": 1}
+
+
 def test_sft_brings_foreign_messages_into_form(harvested: Harvested, episode: Make) -> None:
     call = {"id": "1", "function": {"name": "look", "arguments": '{"x": [1, null]}'}}
     messages = (

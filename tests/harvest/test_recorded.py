@@ -6,9 +6,12 @@ from typing import Any
 import orjson
 import pytest
 
+from agentops.errors import HarvestError
 from agentops.harvest import Exclusion, harvest
 from agentops.redact import Redactor
-from agentops.types import Dataset, Outcome, StepRecord, Trajectory
+from agentops.store import Lake
+from agentops.trace import import_files, names, trajectories
+from agentops.types import Dataset, Trajectory
 
 pytestmark = pytest.mark.data
 
@@ -19,40 +22,25 @@ def recorded(data_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
+def episodes(data_dir: Path, tmp_path_factory: pytest.TempPathFactory, redactor: Redactor) -> list[Trajectory]:
+    lake = Lake(tmp_path_factory.mktemp("lake"))
+    import_files(lake, redactor, [data_dir / "tau_airline" / "gpt-4o-airline.json"])
+    return list(trajectories(lake))
+
+
+@pytest.fixture(scope="module")
 def made(
-    recorded: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory, redactor: Redactor
+    episodes: list[Trajectory], tmp_path_factory: pytest.TempPathFactory, redactor: Redactor
 ) -> dict[str, Dataset]:
     out = tmp_path_factory.mktemp("tau")
-    episodes = [trajectory(one) for one in recorded]
     return {
         kind: harvest(kind, episodes, out / kind, exclude=Exclusion({}), redactor=redactor)
         for kind in ("sft", "dpo", "grpo", "distill")
     }
 
 
-def trajectory(one: dict[str, Any]) -> Trajectory:
-    results = iter([message for message in one["traj"] if message["role"] == "tool"])
-    steps = []
-    for message in one["traj"]:
-        for call in message.get("tool_calls") or ():
-            result = next(results)["content"]
-            status = "error" if result.startswith("Error") else "ok"
-            function = call["function"]
-            steps.append(
-                StepRecord(call["id"], function["name"], orjson.loads(function["arguments"]), status, result=result)
-            )
-    return Trajectory(
-        trace_id=f"tau-{one['task_id']}-{one['trial']}",
-        service="tau",
-        started_at=0.0,
-        ended_at=0.0,
-        messages=tuple(one["traj"]),
-        steps=tuple(steps),
-        outcome=Outcome(1 if one["reward"] == 1 else 0, "verdict:import:reward"),
-        source="import:chat",
-        timed=False,
-        unknown={"task_id": one["task_id"], "info": one["info"]},
-    )
+def trial(one: Trajectory) -> tuple[str, str]:
+    return str(one.unknown[names.TASK_ID]), str(one.unknown[names.TRIAL])
 
 
 def rows(data: Dataset) -> list[dict[str, Any]]:
@@ -80,8 +68,11 @@ def test_the_funnel_from_200_episodes(made: dict[str, Dataset]) -> None:
     assert all(0 <= row["pass_rate"] <= 1 for row in rows(made["grpo"]))
 
 
-def test_every_call_and_result_is_kept(made: dict[str, Dataset], recorded: list[dict[str, Any]]) -> None:
-    by_trace = {f"tau-{one['task_id']}-{one['trial']}": one["traj"] for one in recorded}
+def test_every_call_and_result_is_kept(
+    made: dict[str, Dataset], episodes: list[Trajectory], recorded: list[dict[str, Any]]
+) -> None:
+    by_trial = {(str(one["task_id"]), str(one["trial"])): one["traj"] for one in recorded}
+    by_trace = {one.trace_id: by_trial[trial(one)] for one in episodes}
     for row in rows(made["sft"]):
         before = [one for one in by_trace[row["trace_id"]] if one["role"] in ("assistant", "tool")]
         after = [one for one in row["messages"] if one["role"] in ("assistant", "tool")]
@@ -103,7 +94,8 @@ def test_no_answer_key_is_in_any_row(made: dict[str, Dataset], recorded: list[di
         assert not any(orjson.dumps(one).decode()[1:-1] in text for one in instructions)
 
 
-def test_pairs_are_grounded_steps(made: dict[str, Dataset]) -> None:
+def test_pairs_are_grounded_steps(made: dict[str, Dataset], episodes: list[Trajectory]) -> None:
+    task = {one.trace_id: trial(one)[0] for one in episodes}
     for row in rows(made["dpo"]):
         [chosen], [rejected] = row["chosen"], row["rejected"]
         assert chosen["role"] == rejected["role"] == "assistant"
@@ -112,7 +104,23 @@ def test_pairs_are_grounded_steps(made: dict[str, Dataset]) -> None:
             one["function"] for one in rejected.get("tool_calls", ())
         ]
         assert row["prompt"][-1]["role"] in ("user", "tool")
-        assert row["chosen_trace_id"].split("-")[1] == row["rejected_trace_id"].split("-")[1]  # the same task
+        assert task[row["chosen_trace_id"]] == task[row["rejected_trace_id"]]
+
+
+def test_traces_of_other_frameworks_become_rows(data_dir: Path, tmp_path: Path, redactor: Redactor) -> None:
+    lake = Lake(tmp_path / "lake")
+    import_files(lake, redactor, sorted((data_dir / "otlp").glob("*.pb")))
+    found = list(trajectories(lake))
+    with pytest.raises(HarvestError, match="6 outcome unknown"):
+        harvest("sft", found, tmp_path / "sft", exclude=Exclusion({}), redactor=redactor)
+    options = {"include_undecided": True, "validation": 0.0}
+    data = harvest("sft", found, tmp_path / "sft", exclude=Exclusion({}), redactor=redactor, options=options)
+    # Three recorded agents had the same two conversations; in the second the refund failed.
+    assert stage(data, "decidable")["dropped"] == {"outcome unknown, and it did not go through": 3}
+    for row in rows(data):
+        assert [len(one.get("tool_calls", ())) for one in row["messages"] if one["role"] == "assistant"] == [2, 1, 0]
+        assert {one["function"]["name"] for one in row["tools"]} == {"get_order", "search_policy", "issue_refund"}
+    assert data.manifest["redaction"]["findings"] == {}
 
 
 @pytest.mark.slow
