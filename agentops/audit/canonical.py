@@ -73,7 +73,8 @@ def _plain(value: Json, depth: int) -> bool:
                 raise AuditError(f"a key of type {type(key).__name__} has no canonical form: keys are text")
             # Only ASCII keys sort alike by UTF-8 bytes and by UTF-16 code units.
             plain &= key.isascii()
-            plain &= _plain(item, depth + 1)
+            if type(item) is not str:  # most values are: a call less for each halves the time
+                plain &= _plain(item, depth + 1)
         return plain
     if kind is list or kind is tuple:
         plain = True

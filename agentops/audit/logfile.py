@@ -44,14 +44,16 @@ class LogFile:
         public = notes.public_bytes(key)
         data = _read_all(descriptor, self.path)
         checkpoint = read_checkpoint(folder, name, public)
-        walk = frames.walk(data, name, public, () if checkpoint is None else (checkpoint.size,))
+        signed = 0 if checkpoint is None else checkpoint.size
+        self._secret = notes.seal_secret(key)
+        walk = frames.walk(data, name, public, (signed,), self._secret, signed)
         problem = judge(walk, checkpoint, self.path)
         if problem:
             raise AuditError(
                 f"{problem}. Nothing was written; keep the folder as it is and run `agentops audit verify`"
             )
         self._tree, self._link, self._end = walk.tree, walk.link, walk.end
-        self.checkpoint_size = 0 if checkpoint is None else checkpoint.size
+        self.checkpoint_size = signed
         self._opening: list[dict[str, Json]] = []
         if walk.tail != "clean":
             self._opening.append(self._quarantine(data[walk.end :]))
@@ -105,19 +107,19 @@ class LogFile:
             and (checkpoint := _readable_checkpoint(self.folder, other, notes.public_bytes(self._key))) is not None
         }
         new = self.size == 0
-        self._write([(at_ms, canonical(record)) for record in self._opening])
+        self._write([(at_ms, canonical(record)) for record in self._opening], own=True)
         self._opened = True
         if new:  # from its first acknowledged record on, a log without a checkpoint is a log that was tampered with
             self.checkpoint(at_ms)
 
-    def _write(self, records: Sequence[tuple[int, bytes]]) -> int:
+    def _write(self, records: Sequence[tuple[int, bytes]], own: bool = False) -> int:
         if self.failed:
             raise AuditError(self.failed)
         link = self._link
         parts: list[bytes] = []
         links: list[bytes] = []
         for at_ms, record in records:
-            data, link = frames.frame(link, b'{"at_ms":%d,"record":%b}' % (at_ms, record))
+            data, link = frames.frame(link, frames.envelope(at_ms, record, own), self._secret)
             parts.append(data)
             links.append(link)
         batch = b"".join(parts)
@@ -189,6 +191,10 @@ def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, path: Path) ->
     where = f"{path.name}, byte {walk.end}"
     if walk.tail == "damaged_inside":
         return f"{where}: a damaged record lies before good ones: the log was changed after it was written"
+    if walk.tail == "forged":
+        return (
+            f"{where}: a record after the last checkpoint was not written with this log's key: it was added by others"
+        )
     if walk.tail == "broken_link":
         return f"{where}: a record does not follow the one before it: records were removed, reordered or replaced"
     if checkpoint is None:

@@ -48,6 +48,12 @@ def key_id(public: bytes) -> bytes:
     return hashlib.sha256(KEY_NAME.encode() + b"\n" + ALGORITHM + public).digest()[:4]
 
 
+def seal_secret(key: Ed25519PrivateKey) -> bytes:
+    """What the seals of this key's records are made with: derived, so that no second secret must be kept."""
+    raw = key.private_bytes(serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption())
+    return hashlib.sha256(b"agentops-audit seal\n" + raw).digest()
+
+
 def sign(checkpoint: Checkpoint, key: Ed25519PrivateKey) -> bytes:
     """The checkpoint as a signed note."""
     root = base64.b64encode(checkpoint.root).decode()

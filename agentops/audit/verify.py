@@ -1,8 +1,9 @@
 """Read an audit folder as an outsider: check every log against its checkpoint and the others, and list the records.
 
 Invariant: verification needs the folder and a public key, takes no lock and changes nothing; it may run beside writers.
-With the key from the folder it catches every change that was made without the signing key. A tail cut together with
-its checkpoint, or a rewrite with a stolen key, is caught only by `heads` kept elsewhere (or named by another log).
+With the key from the folder it catches every change to what a checkpoint covers that was made without the signing key.
+A tail cut together with its checkpoint, or a rewrite with a stolen key, is caught only by `heads` kept elsewhere (or
+named by another log); records after the last checkpoint are told from forged ones when the log is next opened.
 """
 
 import heapq
@@ -169,11 +170,15 @@ class _Verification:
             self.problems.append(AuditProblem(path.name, 0, message))
 
     def _heads_of(self, name: str, envelope: bytes) -> None:
-        record = json.loads(envelope)["record"]
-        if record.get("type") != "log.open":  # another record that only contains the words
+        try:
+            heads = json.loads(envelope)["log"].get("heads", {})
+            claims = [(other, int(size), bytes.fromhex(root), f"{name}.log") for other, (size, root) in heads.items()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.problems.append(
+                AuditProblem(f"{name}.log", 0, f"{name}.log: a record of the log's own is not readable")
+            )
             return
-        for other, (size, root) in record.get("heads", {}).items():
-            self.claims.append((other, size, bytes.fromhex(root), f"{name}.log"))
+        self.claims += [claim for claim in claims if logfile.NAME.fullmatch(claim[0])]
 
 
 def _read(path: Path) -> bytes:
@@ -194,8 +199,17 @@ def _log_records(folder: Path, name: str) -> Iterator[dict[str, Json]]:
     data = _read(path)
     public = notes.load_public_key(folder)
     for index, (_, leaf) in enumerate(frames.leaves(data, frames.walk(data, name, public).end)):
-        envelope = json.loads(leaf[frames.LINK :])
-        yield {**envelope["record"], "log": name, "index": index, "at_ms": envelope["at_ms"]}
+        try:
+            envelope = json.loads(leaf[frames.BODY :])
+            record = {
+                **envelope.get("record", envelope.get("log")),
+                "log": name,
+                "index": index,
+                "at_ms": envelope["at_ms"],
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise AuditError(f"{path.name}: record {index} is not readable: run `agentops audit verify`") from None
+        yield record
 
 
 def _at(record: dict[str, Json]) -> int:

@@ -98,7 +98,10 @@ class Approvals:
                 approval = fresh
             else:
                 continue
-            self._state.put(_CALL + _call_key(run, call), approval.id.encode())
+            pointer, target = _CALL + _call_key(run, call), approval.id.encode()
+            known = self._state.get(pointer)
+            if known is None or known[0] != target:
+                self._state.put(pointer, target)
             return approval
         raise StoreError("the approval was changed by others again and again: try again")
 

@@ -126,15 +126,14 @@ def test_a_damaged_record_before_good_ones_is_no_torn_end(folder: Path) -> None:
     assert "changed after it was written" in problem
 
 
-def rewrite(folder: Path, key: Ed25519PrivateKey, change: bytes = b"") -> None:
+def rewrite(folder: Path, key: Ed25519PrivateKey) -> None:
     """Replace a record and recompute everything that follows from it, as a thief of `key` would."""
     path = log_of(folder)
     data, name, public = path.read_bytes(), path.stem, notes.public_bytes(key)
     link, parts = frames.genesis(name, public), []
     for _, leaf in frames.leaves(data, len(data)):
-        part, link = frames.frame(
-            link, leaf[frames.LINK :].replace(b'"number":5', b'"number":6') if change else leaf[32:]
-        )
+        body = leaf[frames.BODY :].replace(b'"number":5', b'"number":6')
+        part, link = frames.frame(link, body, notes.seal_secret(key))
         parts.append(part)
     path.write_bytes(b"".join(parts))
     walk = frames.walk(path.read_bytes(), name, public)
@@ -143,20 +142,20 @@ def rewrite(folder: Path, key: Ed25519PrivateKey, change: bytes = b"") -> None:
 
 
 def test_a_rewrite_with_fresh_hashes_is_caught_by_the_signature(folder: Path) -> None:
-    rewrite(folder, Ed25519PrivateKey.generate(), b"x")
+    rewrite(folder, Ed25519PrivateKey.generate())
     assert "another key" in refused(folder)
 
 
 def test_a_rewrite_under_the_same_checkpoint_is_caught(folder: Path) -> None:
     checkpoint = next(folder.glob("*.checkpoint")).read_bytes()
-    rewrite(folder, notes.load_or_create_key(folder), b"x")
+    rewrite(folder, notes.load_or_create_key(folder))
     next(folder.glob("*.checkpoint")).write_bytes(checkpoint)
     assert "not the ones the checkpoint signed" in refused(folder)
 
 
 def test_only_an_anchor_catches_a_stolen_key(folder: Path) -> None:
     anchor = verify(folder).heads
-    rewrite(folder, notes.load_or_create_key(folder), b"x")
+    rewrite(folder, notes.load_or_create_key(folder))
     assert verify(folder).ok  # documented: nothing inside the folder can tell
     report = verify(folder, anchors=anchor)
     assert not report.ok
@@ -270,6 +269,46 @@ def test_no_bytes_make_verification_crash(tmp_path: Path, data: bytes) -> None:
     report = verify(folder)
     assert report.records == 0
     assert report.ok or report.problem is not None
+
+
+def add(folder: Path, body: bytes) -> None:
+    """Append a frame that fits, as anyone who can write the file can."""
+    path = log_of(folder)
+    walk = frames.walk(path.read_bytes(), path.stem, notes.load_public_key(folder))
+    part, _ = frames.frame(walk.link, body, b"guessed")
+    path.write_bytes(path.read_bytes() + part)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"at_ms":1,"log":5}', b'{"at_ms":1,"log":{"heads":{"a":1}}}', b'{"at_ms":1,"log":' + b"[" * 90_000],
+)
+def test_well_framed_nonsense_after_the_checkpoint_is_reported(folder: Path, body: bytes) -> None:
+    add(folder, body)
+    refused(folder)
+
+
+@pytest.mark.parametrize("body", [b"", b"x"])
+def test_a_frame_too_short_for_a_record_is_reported_and_cut(folder: Path, body: bytes) -> None:
+    add(folder, body)
+    assert not verify(folder).ok
+    AuditLog(folder, "desk").close()
+    assert verify(folder).ok
+    assert len(list(folder.glob("*.torn-*"))) == 1
+
+
+def test_a_forged_record_after_the_checkpoint_is_never_signed(folder: Path) -> None:
+    add(folder, b'{"at_ms":1,"record":{"number":12,"type":"call.intent"}}')
+    report = verify(folder)
+    assert (report.records, report.signed_records) == (14, 13)  # an outsider sees it is not signed
+    with pytest.raises(AuditError, match="added by others"):
+        AuditLog(folder, "desk")
+
+
+def test_records_that_are_no_json_are_an_error_for_readers(folder: Path) -> None:
+    add(folder, b'{"at_ms":1,"record":nonsense}')
+    with pytest.raises(AuditError, match="record 13 is not readable"):
+        list(records(folder))
 
 
 def test_thousands_of_frame_starts_do_not_stall_verification(folder: Path) -> None:
