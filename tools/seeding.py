@@ -71,7 +71,7 @@ def build(seed: int, version: int) -> sqlite3.Connection:
     _fill_documents(db, orders)
     _fill_articles(db)
     db.execute("COMMIT")
-    db.execute(f"PRAGMA user_version = {int(version)}")
+    db.execute(f"PRAGMA user_version = {version:d}")
     db.execute("VACUUM")
     return db
 

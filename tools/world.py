@@ -15,7 +15,7 @@ import os
 import sqlite3
 import threading
 import tomllib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import date
 from pathlib import Path
@@ -48,7 +48,14 @@ class World:
     """An open database, the clock its services live on and the seed of their latencies."""
 
     def __init__(
-        self, connection: sqlite3.Connection, clock: Clock, seed: int, *, world_seed: int, latency: bool
+        self,
+        connection: sqlite3.Connection,
+        clock: Clock,
+        seed: int,
+        *,
+        world_seed: int,
+        latency: bool = True,
+        seeded: bool = False,  # nothing was written to the database before
     ) -> None:
         self.clock = clock
         self.seed = seed
@@ -57,15 +64,21 @@ class World:
         self._connection = connection
         self._lock = threading.RLock()
         self._calls: dict[str, int] = {}
+        self._seeded = seeded
+
+    @property
+    def untouched(self) -> bool:
+        """Certainly as seeded: a private copy through which no row was ever written. False when it is not known."""
+        return self._seeded and self._connection.total_changes == 0
 
     @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> Generator[sqlite3.Connection]:
         """A consistent look at the database. Do not await inside."""
         with self._lock:
             yield self._connection
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[sqlite3.Connection]:
+    async def write(self) -> AsyncGenerator[sqlite3.Connection]:
         """One immediate transaction: everything in it happens, or nothing. Do not await inside.
 
         Raises:
@@ -182,7 +195,7 @@ def connect(path: Path, clock: Clock, seed: int = 0, latency: bool = True) -> Wo
 def fork(path: Path, clock: Clock, seed: int) -> World:
     """A private in-memory copy of the *seeded* state of the world at `path`; `seed` is that of its latencies."""
     found = world_seed(path)
-    return World(_in_memory(found), clock, seed, world_seed=found, latency=True)
+    return World(_in_memory(found), clock, seed, world_seed=found, seeded=True)
 
 
 def changes(world: World, path: Path | None = None) -> list[dict[str, Json]]:
@@ -202,11 +215,15 @@ def changes(world: World, path: Path | None = None) -> list[dict[str, Json]]:
     if path is not None and (found := world_seed(path)) != world.world_seed:
         raise StoreError(f"{str(path)!r} is the world of seed {found}, this one has seed {world.world_seed}")
     found_changes: list[dict[str, Json]] = []
+    if world.untouched:
+        return found_changes
     seeded = _seeded_rows(world.world_seed)
     with world.read() as db:
         for table, (key, columns) in MUTABLE.items():
             now = _rows(db, table, key, columns)
             before = seeded[table]
+            if now == before:
+                continue
             for rowid in now.keys() | before.keys():
                 name, old, new = (now.get(rowid) or before[rowid])[0], before.get(rowid), now.get(rowid)
                 if old == new:
@@ -301,6 +318,10 @@ def _seeded_rows(seed: int) -> dict[str, _Rows]:
 
 def _rows(db: sqlite3.Connection, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> _Rows:
     """rowid -> (natural key, columns). The names come from MUTABLE, never from outside."""
-    found = db.execute(f"SELECT rowid, {', '.join((*key, *columns))} FROM {table}")  # noqa: S608
+    cursor = db.cursor()
+    cursor.row_factory = None  # plain tuples
+    cursor.execute(f"SELECT rowid, {', '.join((*key, *columns))} FROM {table}")  # noqa: S608
     width = 1 + len(key)
-    return {row[0]: ("/".join(map(str, row[1:width])), tuple(row[width:])) for row in map(tuple, found)}
+    if width == 2:
+        return {row[0]: (row[1], row[width:]) for row in cursor}
+    return {row[0]: ("/".join(row[1:width]), row[width:]) for row in cursor}

@@ -5,16 +5,20 @@ weighed, and the bounds that keep a slow success above a fast failure, is the tr
 """
 
 import functools
+import math
+import random
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from agentops.types import Task, Trajectory, Verdict
 
+from ...tools.world import latencies
+from .tasks import playbooks
+
 Term = Callable[[Task, Trajectory, Verdict], float | None]
 NOT_A_PLAN = "PlanError: "  # how the error of an episode begins whose text was no plan
+DRAWS = 500
 _CALLED = re.compile(r"= (\w+)\(")
 
 
@@ -58,19 +62,36 @@ def latency(task: Task, trajectory: Trajectory, verdict: Verdict) -> float | Non
 
 
 def pace(labels: tuple[str, ...]) -> tuple[float, float]:
-    """(T_free, T_max) in simulated seconds: what the fastest right plans took, and what they take one call at a time.
+    """(T_free, T_max) in simulated seconds for a kind of request.
 
-    From latency.toml, measured per intent: 5th percentile of gold plans run as written, 95th of the same calls one
-    after the other. Several intents in one message wait for the slowest, or for each other.
+    T_free is the 5th percentile of its playbook run as written, T_max the 95th of the same calls one after the other,
+    both drawn from the latencies in the packs. Several intents in one message wait for the slowest, or for each other.
     """
-    found = [_paces()[label] for label in labels if label in _paces()] or [(0.0, 1.0)]
+    found = [paces()[label] for label in labels if label in paces()] or [(0.0, 1.0)]
     return max(free for free, _ in found), sum(most for _, most in found)
 
 
 @functools.cache
-def _paces() -> dict[str, tuple[float, float]]:
-    table = tomllib.loads((Path(__file__).parent / "latency.toml").read_text(encoding="utf-8"))
-    return {label: (float(row["free_s"]), float(row["max_s"])) for label, row in table["pace"].items()}
+def paces() -> dict[str, tuple[float, float]]:
+    """`pace` of every intent whose playbook calls a tool."""
+    rng = random.Random("support paces")
+    found = {}
+    for label, playbook in playbooks().items():
+        stages = [_CALLED.findall(line) for line in playbook["plan"].strip().splitlines()[:-1]]
+        if not any(stages):
+            continue
+        written, single = [], []
+        for _ in range(DRAWS):
+            taken = [[_draw(tool, rng) for tool in stage] for stage in stages]
+            written.append(sum(map(max, taken)))
+            single.append(sum(map(sum, taken)))
+        found[label] = (sorted(written)[DRAWS // 20], sorted(single)[-DRAWS // 20])
+    return found
+
+
+def _draw(tool: str, rng: random.Random) -> float:
+    median_ms, sigma = latencies()[tool]
+    return median_ms / 1000 * math.exp(sigma * rng.gauss(0.0, 1.0))
 
 
 TERMS: dict[str, Term] = {"outcome": outcome, "process": process, "invalid": invalid, "latency": latency}

@@ -1,7 +1,7 @@
 """The tasks of the support desk: messages with their right routes, plan, end state and answer.
 
 Invariant: `generate` is a function of the wordings, the playbooks and the seeded world. No wording and no text is in
-two splits. The committed suites are its output (`python -m` is not needed: a test regenerates and compares them).
+two splits. The committed suites are its output; after a change call `write`, a test compares them.
 """
 
 import functools
@@ -218,9 +218,9 @@ def _message(wordings: tuple[Wording, ...], rng: random.Random, *, plain: bool) 
     if not several:
         return parts, phrasing.message(wordings[0].text, _slots(found[0]), rng, plain=plain)
     # Both wordings may have a slot of the same name: number them, then fill the joined text at once.
-    texts = [re.sub(r"\{(\w+)\}", rf"{{\g<1>_{n}}}", wording.text) for n, wording in enumerate(wordings)]
+    one, two = (re.sub(r"\{(\w+)\}", rf"{{\g<1>_{n}}}", wording.text) for n, wording in enumerate(wordings))
     slots = {f"{key}_{n}": value for n, one in enumerate(found) for key, value in _slots(one).items()}
-    return parts, phrasing.message(phrasing.join(*texts, rng), {**slots, **_slots(first)}, rng)
+    return parts, phrasing.message(phrasing.join(one, two, rng), {**slots, **_slots(first)}, rng)
 
 
 def _slots(situation: Situation) -> dict[str, str]:
