@@ -11,20 +11,27 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from agentops import graph
 from agentops.act.deadline import within
 from agentops.errors import PlanError
 from agentops.graph import Clock
-from agentops.types import CallStatus, Gateway, Labels, Plan, Run, Step, ToolCall, ToolResult
+from agentops.types import AgentSpec, CallStatus, Gateway, Labels, Plan, Run, Step, ToolCall, ToolResult
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 1.0  # the gateway ends calls at the run's deadline; what it could not end is cancelled this much later
 _NOTHING: Mapping[str, ToolResult] = {}
+_NOBODY: Mapping[str, AgentSpec] = {}
 
 
 async def execute(
-    plan: Plan, gateway: Gateway, run: Run, clock: Clock, done: Mapping[str, ToolResult] = _NOTHING
+    plan: Plan,
+    gateway: Gateway,
+    run: Run,
+    clock: Clock,
+    done: Mapping[str, ToolResult] = _NOTHING,
+    agents: Mapping[str, AgentSpec] = _NOBODY,
 ) -> dict[str, ToolResult]:
     """Run the steps of `plan`.
 
@@ -34,6 +41,7 @@ async def execute(
         run: for whom; no call starts after `run.deadline`.
         clock: real online, virtual in simulation.
         done: results of an earlier turn by step id. They are kept, save those that were pending or skipped.
+        agents: ceilings by name, for steps that name a sub-agent. One that is not here may do nothing.
 
     Returns:
         one result per step, in the plan's order.
@@ -45,7 +53,7 @@ async def execute(
         graph.topological({step.id: step.after for step in plan.steps})
     except ValueError as error:
         raise PlanError(str(error)) from None
-    execution = _Execution(plan, gateway, run, clock, done)
+    execution = _Execution(plan, gateway, run, clock, done, agents)
     try:
         await within(clock, max(0.0, run.deadline - clock.now()) + _GRACE_S, execution.run())
     except TimeoutError:
@@ -63,8 +71,16 @@ def idempotency_key(run: Run, plan: Plan, step: str) -> str:
 class _Execution:
     """The results so far, and what waits for what."""
 
-    def __init__(self, plan: Plan, gateway: Gateway, run: Run, clock: Clock, done: Mapping[str, ToolResult]) -> None:
-        self._plan, self._gateway, self._run, self._clock = plan, gateway, run, clock
+    def __init__(
+        self,
+        plan: Plan,
+        gateway: Gateway,
+        run: Run,
+        clock: Clock,
+        done: Mapping[str, ToolResult],
+        agents: Mapping[str, AgentSpec],
+    ) -> None:
+        self._plan, self._gateway, self._run, self._clock, self._agents = plan, gateway, run, clock, agents
         self._steps = {step.id: step for step in plan.steps}
         self._needs = {step.id: {*step.after, *graph.references(step.arguments)} for step in plan.steps}
         self._followers: dict[str, list[str]] = {step.id: [] for step in plan.steps}
@@ -118,7 +134,7 @@ class _Execution:
             return
         call = ToolCall(f"{step.id}-{key[:12]}", step.tool, arguments, labels, key)
         try:
-            result = await self._gateway.call(self._run, call)
+            result = await self._gateway.call(self._run_of(step), call)
         except Exception as error:  # noqa: BLE001 - a broken gateway must end one step, not lose the others' results
             _LOG.error("step %s: the gateway failed: %s", step.id, type(error).__name__)
             result = self._failed(step, "error", f"{step.tool}: internal error")
@@ -130,6 +146,13 @@ class _Execution:
             self._waiting[follower] -= 1
             if not self._waiting[follower]:
                 self._start(follower)
+
+    def _run_of(self, step: Step) -> Run:
+        """The run under the ceiling of the step's own sub-agent."""
+        if not step.agent:
+            return self._run
+        nobody = AgentSpec(step.agent, frozenset(), frozenset(), max_calls=0)
+        return replace(self._run, agent=self._agents.get(step.agent, nobody))
 
     def _needs_in_order(self, step: str) -> list[str]:
         return [other.id for other in self._plan.steps if other.id in self._needs[step]]

@@ -142,8 +142,8 @@ class Desk:
         policies = folder / "policies"
         policies.mkdir(exist_ok=True)
         (policies / "desk.cedar").write_text(POLICIES)
-        specs = {name: one.spec for name, one in TOOLS.items()}
-        self.policy = PolicySet.load(policies, specs, {"desk": AGENT})
+        self.specs = {name: one.spec for name, one in TOOLS.items()}
+        self.policy = PolicySet.load(policies, self.specs, {"desk": AGENT})
         self.audit = audit if audit is not None else MemoryAudit()
         self.cache: Cache = cache or MemoryCache(now=clock.now)
         self._tracing = tracing
