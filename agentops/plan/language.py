@@ -94,9 +94,9 @@ def _defined(lines: Sequence[tuple[int, list[Token]]]) -> dict[str, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Cursor:
-    """A read position in one line's tokens."""
+    """A read position in one line's tokens; never changed (not frozen: one is made per token)."""
 
     tokens: list[Token]
     number: int
@@ -110,7 +110,7 @@ class _Cursor:
         return Token("end", "end of line", self.number, last.column + len(last.text))
 
     def ahead(self, count: int = 1) -> "_Cursor":
-        return replace(self, at=self.at + count)
+        return _Cursor(self.tokens, self.number, self.at + count)
 
     def expect(self, mark: str, why: str) -> "_Cursor":
         if self.token.kind != "mark" or self.token.text != mark:

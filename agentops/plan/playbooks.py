@@ -12,6 +12,7 @@ Invariant: a request that no playbook covers becomes a hand-over to a person, ne
 value, so nothing a customer writes can become a step. What the slots hold is the project's `extract`.
 """
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -84,6 +85,16 @@ class Playbooks:
                 shown = "/".join(file.parts[-3:])
                 line = line_of(file, rf"^\s*\[playbooks\.[\"']?{playbook.label}[\"']?\]")
                 found.append(Problem(shown, line, f"playbook {playbook.label!r}: {error}"))
+        return found
+
+    def tools(self, tools: Mapping[str, ToolSpec]) -> dict[str, frozenset[str]]:
+        """Which tools each playbook calls; one that does not parse is in `problems`, not here."""
+        found: dict[str, frozenset[str]] = {}
+        for label, playbook in self._playbooks.items():
+            anything = {name: Ref("slot") for name in language.slots(playbook.plan)}
+            with contextlib.suppress(PlanError):
+                steps = language.parse(playbook.plan, tools, slots=anything).steps
+                found[label] = frozenset(step.tool for step in steps)
         return found
 
     async def plan(self, request: Request, routes: tuple[Route, ...], tools: Mapping[str, ToolSpec]) -> Plan:

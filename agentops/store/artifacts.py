@@ -83,6 +83,20 @@ class Artifacts:
         self.path(digest)
         return json.loads((self._folder(digest) / _MANIFEST).read_text(encoding="utf-8"))
 
+    def resolve(self, prefix: str) -> str:
+        """The one artifact whose digest starts with `prefix` (with or without "sha256:").
+
+        Raises:
+            StoreError: none, or several.
+        """
+        wanted = prefix.removeprefix("sha256:")
+        found = [f"sha256:{folder.name}" for folder in sorted(self.root.glob("*/")) if folder.name.startswith(wanted)]
+        found = [digest for digest in found if _DIGEST.fullmatch(digest)]
+        if len(found) != 1 or not wanted:
+            many = f"{len(found)} artifacts start" if found else "no artifact starts"
+            raise StoreError(f"{many} with {prefix!r}: give more of the digest `agentops train` printed")
+        return found[0]
+
     def list(self) -> list[tuple[str, dict[str, Any]]]:
         """Every artifact as (digest, manifest), oldest first. Manifests are read, files are not verified.
 

@@ -1,0 +1,5 @@
+"""`python -m agentops.cli`."""
+
+from agentops.cli.app import main
+
+main()

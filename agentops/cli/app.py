@@ -1,0 +1,100 @@
+"""The command tree and what every command shares: output as a table or JSON, errors as one sentence, exit codes.
+
+Invariant: exit 0 ok, 1 a gate or check failed, 2 the user's mistake; with --json standard output is one JSON value.
+Heavy imports happen inside commands: `agentops --help` loads no model library.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agentops import __version__
+from agentops.errors import AgentopsError
+
+app = typer.Typer(
+    name="agentops",
+    help="Deploy a governed agent, turn its traces into training data, retrain its small models, release them safely.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+ProjectDir = Annotated[Path | None, typer.Option("--project", help="The project's folder; default: found from here.")]
+
+
+def show(value: Any, as_json: bool, lines: Iterable[Any] = ()) -> None:
+    """Print `value` as JSON, or the given lines (strings, tables) for a person."""
+    if as_json:
+        sys.stdout.write(orjson.dumps(value, default=plain, option=orjson.OPT_INDENT_2).decode() + "\n")
+        return
+    for line in lines:
+        console.print(line)
+
+
+def plain(value: Any) -> Any:
+    """JSON for what orjson does not know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A plain table; numbers to the right."""
+    rows = [list(row) for row in rows]
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+    )
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(
+            *("" if cell is None else f"{cell:,.1f}" if isinstance(cell, float) else str(cell) for cell in row)
+        )
+    return made
+
+
+def version(value: bool) -> None:
+    if value:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Commands; each has --help."""
+
+
+def main() -> None:
+    """Entry point: run a command; a deliberate error is one sentence on standard error."""
+    from agentops.cli import commands
+
+    commands.register(app)
+    try:
+        app()
+    except AgentopsError as error:
+        errors.print(f"error: {error}", style="red", markup=False)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)

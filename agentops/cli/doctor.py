@@ -1,0 +1,133 @@
+"""`agentops doctor`: is this machine ready, what is missing, and what is lost without it.
+
+Invariant: it reads and never installs, writes only a probe file in the project's own state folder, and a finding says
+the command that mends it. "fail" is what serving needs; "info" is what an option needs.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from agentops import project as projects
+from agentops.errors import AgentopsError, ModelError, available
+from agentops.models import weights
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    what: str
+    status: Literal["ok", "info", "fail"]
+    detail: str
+
+
+SERVING = ("langgraph", "litellm", "opentelemetry-sdk", "duckdb", "redis", "cedarpy", "fastapi", "onnxruntime")
+EXTRAS = {
+    "train": ("torch", "transformers", "trl", "peft", "datasets"),
+    "ray": ("ray",),
+    "openenv": ("openenv",),
+    "mcp": ("mcp",),
+}
+
+
+def examine(root: Path | None) -> list[Finding]:
+    """Every finding, in the order a reader wants them."""
+    found = [_python(), *map(_package, SERVING), _clash(), *map(_extra, EXTRAS), *_weights(), _sandbox()]
+    try:
+        project = projects.load(root)
+    except AgentopsError as error:
+        return [*found, Finding("project", "fail", str(error))]
+    return [*found, Finding("project", "ok", f"{project.root.name}, {len(project.tools)} tools"), *_places(project)]
+
+
+def _python() -> Finding:
+    good = sys.version_info >= (3, 11)
+    return Finding(
+        "python", "ok" if good else "fail", f"{platform.python_version()} ({platform.machine()}), needs 3.11+"
+    )
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "fail", "not installed: pip install agentops-flywheel")
+
+
+def _clash() -> Finding:
+    """The PyPI distribution `agentops` is another project and owns the same import name."""
+    try:
+        other = importlib.metadata.version("agentops")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("import name", "ok", "no other distribution provides `agentops`")
+    return Finding(
+        "import name", "fail", f"the unrelated distribution agentops {other} is installed too: pip uninstall agentops"
+    )
+
+
+def _extra(name: str) -> Finding:
+    missing = [module for module in EXTRAS[name] if not available(module)]
+    if not missing:
+        return Finding(f"extra [{name}]", "ok", "installed")
+    command = f"pip install 'agentops-flywheel[{name}]'"
+    return Finding(f"extra [{name}]", "info", f"not installed ({', '.join(missing)}): {command}")
+
+
+def _weights() -> list[Finding]:
+    checks: tuple[tuple[str, Callable[[], object], Literal["fail", "info"]], ...] = (
+        ("encoder weights", weights.encoder, "fail"),
+        ("small language model", weights.smollm2_source, "info"),
+    )
+    found = []
+    for what, look, severity in checks:
+        try:
+            look()
+            found.append(Finding(what, "ok", "found"))
+        except ModelError as error:
+            found.append(Finding(what, severity, str(error)))
+    return found
+
+
+def _sandbox() -> Finding:
+    path = shutil.which("bwrap")
+    if path:
+        return Finding("bubblewrap", "ok", path)
+    return Finding(
+        "bubblewrap", "info", "not installed; no tool of this version runs in a sandbox, so nothing is lost yet"
+    )
+
+
+def _places(project: projects.Project) -> list[Finding]:
+    found = []
+    try:
+        with tempfile.NamedTemporaryFile(dir=project.home):
+            free = shutil.disk_usage(project.home).free // 2**30
+        found.append(
+            Finding("state folder", "ok" if free else "fail", f"{project.settings.home}, writable, {free} GiB free")
+        )
+    except OSError as error:
+        found.append(Finding("state folder", "fail", f"{project.settings.home}: {os.strerror(error.errno or 0)}"))
+    if project.settings.redis_url is None:
+        return [
+            *found,
+            Finding("redis", "info", "not used: cache in process, state in SQLite (AGENTOPS_REDIS_URL shares both)"),
+        ]
+    address = urlsplit(project.settings.redis_url.get_secret_value())
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 6379), timeout=2):
+            return [*found, Finding("redis", "ok", f"{address.hostname}:{address.port or 6379} answers")]
+    except OSError as error:
+        return [
+            *found,
+            Finding("redis", "fail", f"{address.hostname}:{address.port or 6379}: {error.strerror or error}"),
+        ]

@@ -1,0 +1,107 @@
+"""Commands for approvers and auditors: approvals, audit."""
+
+import asyncio
+import getpass
+from typing import Annotated
+
+import typer
+
+from agentops import audit as auditing
+from agentops.cli.app import AsJson, ProjectDir, show, table
+from agentops.errors import GateFailed
+from agentops.policy import Approval
+from agentops.runtime import Answer, open_runtime
+from agentops.types import Json
+from agentops.workspace import Workspace, local_principal, open_workspace
+
+approvals = typer.Typer(no_args_is_help=True, help="Calls that wait for a person.")
+audit = typer.Typer(no_args_is_help=True, help="The tamper-evident log.")
+
+By = Annotated[str, typer.Option("--as", help="Who decides; must not be who asked.")]
+Role = Annotated[list[str] | None, typer.Option("--role", help="Roles of the approver; default: finance.")]
+
+
+@approvals.command("list")
+def list_(
+    status: Annotated[str, typer.Option(help="pending, approved, denied, expired or consumed.")] = "pending",
+    project: ProjectDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """What waits, for whom, and why the policies ask."""
+    with open_workspace(project) as workspace:
+        found = workspace.approvals.list(status, workspace.project.settings.tenant)
+        now = workspace.clock.now()
+    rows = [(a.id, a.tool, _short(a.arguments), a.user, a.approver, a.reason, f"{a.age(now):.0f} s") for a in found]
+    columns = ("id", "tool", "arguments", "asked by", "needs", "why", "age")
+    show(found, as_json, [table("", columns, rows)] if rows else [f"nothing is {status}"])
+
+
+@approvals.command()
+def approve(
+    approval: str, by: By, role: Role = None, reason: str = "", project: ProjectDir = None, as_json: AsJson = False
+) -> None:
+    """Approve a call; the waiting request goes on at once."""
+    _decide(approval, True, by, role, reason, project, as_json)
+
+
+@approvals.command()
+def deny(
+    approval: str, by: By, role: Role = None, reason: str = "", project: ProjectDir = None, as_json: AsJson = False
+) -> None:
+    """Deny a call; the waiting request is answered without it."""
+    _decide(approval, False, by, role, reason, project, as_json)
+
+
+def _decide(id: str, yes: bool, by: str, role: list[str] | None, reason: str, project, as_json: bool) -> None:
+    with open_workspace(project) as workspace:
+        who = local_principal(workspace, by, tuple(role or ("finance",)))
+        said = f"{reason} (local user {getpass.getuser()})".strip()
+        decided = workspace.approvals.decide(id, yes, who, said)
+        answer = asyncio.run(_resume(workspace, decided))
+    what = "approved" if yes else "denied"
+    show({"approval": decided, "answer": answer.text, "status": answer.status}, as_json, [f"{what} {id}", answer.text])
+
+
+async def _resume(workspace: Workspace, approval: Approval) -> Answer:
+    async with open_runtime(workspace) as runtime:
+        return await runtime.resume(approval.run)
+
+
+@audit.command()
+def verify(project: ProjectDir = None, as_json: AsJson = False) -> None:
+    """Check every record, chain and signed checkpoint. Exit 1 when anything was changed, cut or forged."""
+    with open_workspace(project) as workspace:
+        report = auditing.verify(workspace.home / "audit")
+    show(report, as_json, report.lines())
+    if not report.ok:
+        raise GateFailed("the audit log does not verify: see the lines above; keep the folder as it is")
+
+
+@audit.command()
+def query(
+    kind: Annotated[str, typer.Option(help="Only records of this type, for example tool.intent.")] = "",
+    trace: Annotated[str, typer.Option(help="Only records of this trace.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000)] = 50,
+    project: ProjectDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """The newest records that match."""
+    with open_workspace(project) as workspace:
+        found = [
+            record
+            for record in auditing.records(workspace.home / "audit")
+            if (not kind or record.get("type") == kind) and (not trace or record.get("trace") == trace)
+        ][-limit:]
+    rows = [
+        (r.get("at"), r.get("type"), r.get("tool"), r.get("decision") or r.get("status"), r.get("trace")) for r in found
+    ]
+    show(found, as_json, [table("", ("at", "type", "tool", "decision", "trace"), rows)])
+
+
+def _short(arguments: Json) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:120]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(approvals, name="approvals")
+    app.add_typer(audit, name="audit")

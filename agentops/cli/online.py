@@ -1,0 +1,90 @@
+"""Commands of the online loop: ask, serve."""
+
+import asyncio
+import secrets
+from typing import Annotated
+
+import typer
+
+from agentops.cli.app import AsJson, ProjectDir, console, errors, show
+from agentops.errors import ConfigError
+from agentops.runtime import Answer, new_request, open_runtime
+from agentops.workspace import Workspace, local_principal, open_workspace
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def ask(
+    text: Annotated[str, typer.Argument(help="What the customer writes.")],
+    user: Annotated[str, typer.Option("--as", help="The customer who asks.")] = "C-1001",
+    role: Annotated[list[str] | None, typer.Option("--role", help="Roles of the user.")] = None,
+    session: Annotated[str, typer.Option(help="Conversation id; the release arm sticks to it.")] = "",
+    project: ProjectDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve one request here and print the answer, the route and every tool call."""
+    from agentops.improve import ensure_router
+    from agentops.server.app import extension
+
+    with open_workspace(project) as workspace:
+        note = ensure_router(workspace)
+        principal = local_principal(workspace, user, tuple(role or ("customer",)))
+        answer = asyncio.run(_ask(workspace, new_request(text, principal, session)))
+        shown = {"answer": answer.text, **extension(answer)}
+    if note and not as_json:
+        errors.print(note, style="dim")
+    show(shown, as_json, _lines(answer))
+
+
+async def _ask(workspace: Workspace, request) -> Answer:
+    async with open_runtime(workspace) as runtime:
+        return await runtime.ask(request)
+
+
+def _lines(answer: Answer) -> list[str]:
+    routes = " + ".join(f"{r.label} ({r.confidence:.2f}, {r.stage})" for r in answer.routes)
+    lines = [answer.text, "", f"[dim]route[/]   {routes}"]
+    for result in answer.results:
+        how = "cached" if result.cached else f"{1000 * (result.ended_at - result.started_at):.0f} ms"
+        why = f"  {result.error}" if result.error else ""
+        lines.append(f"[dim]tool[/]    {result.tool}  {result.status}  {how}{why}")
+    lines += [
+        f"[dim]waits[/]   agentops approvals approve {approval} --as NAME --role finance"
+        for approval in answer.approvals
+    ]
+    took = 1000 * (answer.ended_at - answer.started_at)
+    return [*lines, f"[dim]trace[/]   {answer.trace_id}  {answer.status}  {took:.0f} ms"]
+
+
+def serve(project: ProjectDir = None) -> None:
+    """Serve OpenAI-style chat completions over HTTP. Keys: AGENTOPS_API_KEYS=id:secret:tenant:user[:role+role],…"""
+    import uvicorn
+
+    from agentops.improve import ensure_router
+    from agentops.policy import ApiKeys
+    from agentops.server import create_app
+
+    with open_workspace(project) as workspace:
+        settings = workspace.project.settings
+        if settings.api_keys is not None:
+            entry = settings.api_keys.get_secret_value()
+        elif settings.host in LOOPBACK:
+            secret = secrets.token_urlsafe(24)
+            entry = f"local:{secret}:{settings.tenant}:C-1001:customer"
+            console.print("AGENTOPS_API_KEYS is not set: a key for this run only, customer C-1001")
+            console.print(f"  Authorization: Bearer local:{secret}", markup=False)
+        else:
+            raise ConfigError(
+                f"host = {settings.host!r} is reachable by others: set AGENTOPS_API_KEYS before serving there"
+            )
+        note = ensure_router(workspace)
+        if note:
+            console.print(note)
+        app = create_app(workspace, ApiKeys.parse(entry, workspace.project.policies), open_runtime)
+        console.print(f"serving {settings.service} on http://{settings.host}:{settings.port}/v1/chat/completions")
+        uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", access_log=False)
+
+
+def register(app: typer.Typer) -> None:
+    for command in (ask, serve):
+        app.command()(command)

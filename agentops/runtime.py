@@ -1,0 +1,391 @@
+"""Conductor 1, the online loop: a LangGraph of route -> plan -> act -> (approval) -> answer, one trace per request.
+
+Invariant: every request ends in exactly one of four ways: ok, pending (a person must approve), handoff (a person takes
+over) or error; each is an Answer, never an exception, and leaves a trace. Tools are reached only through the gateway.
+Each route is executed by its own sub-agent under that agent's ceiling.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypedDict
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+from opentelemetry.trace import Status, StatusCode
+from pydantic import TypeAdapter
+
+from agentops import project as projects
+from agentops.act import ToolGateway, execute
+from agentops.errors import AgentopsError, PolicyError, ReleaseError
+from agentops.plan import ModelPlanner, Playbooks, answer, parse
+from agentops.release import assign
+from agentops.route import TextRouter
+from agentops.threads import checkpointer
+from agentops.trace import continued, names, set_attributes
+from agentops.types import (
+    OUT_OF_SCOPE,
+    AgentSpec,
+    Assignment,
+    Gateway,
+    Message,
+    Plan,
+    Planner,
+    Request,
+    Route,
+    Router,
+    Run,
+    ToolResult,
+    ToolSpec,
+)
+from agentops.workspace import Workspace
+
+_results = TypeAdapter(dict[str, ToolResult])
+_routes = TypeAdapter(tuple[Route, ...])
+_request = TypeAdapter(Request)
+
+FAILED = "Something went wrong on our side and nothing was changed that is not listed here. Please try again."
+WAITING = "This needs the approval of a colleague first. You will hear from us once it is decided."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one request."""
+
+    request_id: str
+    trace_id: str
+    text: str
+    status: Literal["ok", "pending", "handoff", "error"]
+    routes: tuple[Route, ...] = ()
+    plan: str = ""
+    results: tuple[ToolResult, ...] = ()
+    approvals: tuple[str, ...] = ()
+    assignment: Assignment | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+class Turn(TypedDict, total=False):
+    """State of the graph: JSON values only, so that a waiting turn can be stored and read by another version."""
+
+    request: dict[str, Any]
+    parent: list[str]  # trace id and span id of the first turn
+    version: str  # artifact digest of the router that serves this session
+    routes: list[dict[str, Any]]
+    plan: dict[str, Any]
+    results: dict[str, dict[str, Any]]
+    answer: str
+    status: str
+
+
+class Runtime:
+    """Serves requests of one project. Build it with `open_runtime`."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        gateway: Gateway,
+        planner: Planner,
+        router: Callable[[str], Router],
+        assignment: Callable[[Request], Assignment],
+        saver: BaseCheckpointSaver[Any],
+        questions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        router: artifact digest -> loaded router.
+        questions: questions a planner asks when a detail is missing -> the label they belong to.
+        """
+        self._workspace = workspace
+        self._gateway = gateway
+        self._planner = planner
+        self._router = router
+        self._assignment = assignment
+        self._questions = dict(questions or {})
+        self._labels = {
+            label: str(table.get("agent", ""))
+            for definition in workspace.project.routers.values()
+            for label, table in definition.table.get("labels", {}).items()
+        }
+        self._slots = asyncio.Semaphore(workspace.project.settings.max_concurrency)
+        self._saver = saver
+        builder = StateGraph(Turn)
+        for name in ("route", "plan", "act", "approval", "answer"):
+            builder.add_node(name, getattr(self, f"_{name}"))
+        builder.add_edge(START, "route")
+        builder.add_edge("route", "plan")
+        builder.add_edge("plan", "act")
+        builder.add_conditional_edges("act", self._after_act, ["approval", "answer"])
+        builder.add_edge("approval", "act")
+        builder.add_edge("answer", END)
+        self.graph = builder.compile(checkpointer=saver, name=workspace.project.settings.service)
+
+    async def ask(self, request: Request) -> Answer:
+        """Serve one request to its end, or to the point where a person must decide."""
+        async with self._slots:
+            return await self._serve(request, {"request": _request.dump_python(request, mode="json")})
+
+    async def resume(self, request_id: str) -> Answer:
+        """Go on with a request that waited for approvals, once they are decided.
+
+        Raises:
+            PolicyError: no request waits under this id.
+        """
+        snapshot = await self.graph.aget_state({"configurable": {"thread_id": request_id}})
+        if not snapshot.next:
+            raise PolicyError(f"no request {request_id!r} waits for an approval (it may be finished already)")
+        request = _request.validate_python(snapshot.values["request"])
+        async with self._slots:
+            return await self._serve(request, Command(resume=True), snapshot.values["parent"])
+
+    async def _serve(self, request: Request, start: Any, parent: list[str] | None = None) -> Answer:
+        clock = self._workspace.clock
+        started = clock.now()
+        config: Any = {"configurable": {"thread_id": request.id}}
+        assignment = self._assignment(request)
+        settings = self._workspace.project.settings
+        attributes = self._attributes(request, assignment)
+        with (
+            continued(*parent) if parent else nullcontext(),
+            self._workspace.tracing.span(f"invoke_agent {settings.service}", names.INVOKE_AGENT, attributes) as span,
+        ):
+            trace_id = format(span.get_span_context().trace_id, "032x")
+            if isinstance(start, dict):
+                start["parent"] = [trace_id, format(span.get_span_context().span_id, "016x")]
+                start["version"] = assignment.version
+            failure = ""
+            try:
+                async with asyncio.timeout(settings.request_timeout_s):
+                    turn = await self.graph.ainvoke(start, config, durability="exit")
+            except TimeoutError:
+                turn, failure = {}, f"the request took longer than {settings.request_timeout_s:g} s"
+            except AgentopsError as error:
+                turn, failure = {}, str(error)
+            except Exception as error:  # noqa: BLE001 - a fault ends its own request; the trace keeps it, the customer not
+                span.record_exception(error)
+                turn, failure = {}, f"internal error: {type(error).__name__}"
+            waiting = bool(turn.get("__interrupt__"))
+            answer = self._answer_of(request, trace_id, turn, assignment, failure, waiting, started)
+            if not waiting:
+                await self._saver.adelete_thread(request.id)
+            set_attributes(span, self._outputs(answer, turn, failure))
+            if failure:
+                span.set_status(Status(StatusCode.ERROR, failure))
+            return answer
+
+    def _answer_of(
+        self,
+        request: Request,
+        trace_id: str,
+        turn: Mapping[str, Any],
+        assignment: Assignment,
+        failure: str,
+        waiting: bool,
+        started: float,
+    ) -> Answer:
+        results = tuple(_results.validate_python(turn.get("results", {})).values())
+        return Answer(
+            request_id=request.id,
+            trace_id=trace_id,
+            text=FAILED if failure else WAITING if waiting else turn["answer"],
+            status="error" if failure else "pending" if waiting else turn["status"],
+            routes=_routes.validate_python(turn.get("routes", ())),
+            plan=turn.get("plan", {}).get("text", ""),
+            results=results,
+            approvals=tuple(result.approval_id for result in results if result.status == "pending"),
+            assignment=assignment,
+            started_at=started,
+            ended_at=self._workspace.clock.now(),
+        )
+
+    # ---------------------------------------------------------------- nodes
+
+    async def _route(self, turn: Turn) -> Turn:
+        request = _request.validate_python(turn["request"])
+        asked = self._asked(request)
+        with self._workspace.tracing.span("route", names.ROUTE_OPERATION) as span:
+            if asked is not None:
+                label, text = asked
+                routes: tuple[Route, ...] = (Route(label, 1.0, "follow-up"),)
+                turn["request"] = {**turn["request"], "text": text}
+            else:
+                router = self._router(turn["version"])
+                [routes] = await asyncio.to_thread(router.route, [request.text])
+            routes = tuple(replace(r, agent=r.agent or self._labels.get(r.label, "")) for r in routes)
+            set_attributes(span, {names.ROUTES: _routes.dump_python(routes, mode="json")})
+        return {"request": turn["request"], "routes": _routes.dump_python(routes, mode="json")}
+
+    async def _plan(self, turn: Turn) -> Turn:
+        request = _request.validate_python(turn["request"])
+        routes = _routes.validate_python(turn["routes"])
+        allowed = frozenset().union(*(self._agent(route.agent).tools for route in routes))
+        tools = {name: spec for name, spec in self._workspace.specs.items() if name in allowed}
+        with self._workspace.tracing.span("plan", names.PLAN_OPERATION) as span:
+            plan = await self._planner.plan(request, routes, tools)
+            set_attributes(
+                span, {names.PLAN: plan.text, names.PLANNER: plan.source, names.HANDOFF: plan.handoff or None}
+            )
+        agents = {step.id: step.agent for step in plan.steps}
+        stored = {"text": plan.text, "say": plan.say, "source": plan.source, "handoff": plan.handoff, "agents": agents}
+        return {"plan": stored}
+
+    async def _act(self, turn: Turn) -> Turn:
+        request = _request.validate_python(turn["request"])
+        plan = self._parsed(turn["plan"])
+        done = _results.validate_python(turn.get("results", {}))
+        run = self._run(request, _routes.validate_python(turn["routes"]), turn["parent"][0])
+        agents = self._workspace.project.agents
+        results = await execute(plan, self._gateway, run, self._workspace.clock, done, agents)
+        return {"results": _results.dump_python(results, mode="json")}
+
+    def _after_act(self, turn: Turn) -> str:
+        return "approval" if any(result["status"] == "pending" for result in turn["results"].values()) else "answer"
+
+    async def _approval(self, turn: Turn) -> Turn:
+        """Nothing before the interrupt: LangGraph runs this node again from its start on resume."""
+        interrupt([result["approval_id"] for result in turn["results"].values() if result["status"] == "pending"])
+        return {}
+
+    async def _answer(self, turn: Turn) -> Turn:
+        results = _results.validate_python(turn["results"])
+        plan = self._parsed(turn["plan"])
+        return {"answer": answer(plan, results), "status": "handoff" if plan.handoff else "ok"}
+
+    # ---------------------------------------------------------------- parts of a turn
+
+    def _asked(self, request: Request) -> tuple[str, str] | None:
+        """The label and joined text, when this message answers a question a playbook asked last turn."""
+        if len(request.history) < 2 or not self._questions:
+            return None
+        last, before = request.history[-1], request.history[-2]
+        label = self._questions.get(str(last.get("content") or ""))
+        if label is None or last.get("role") != "assistant" or before.get("role") != "user":
+            return None
+        return label, f"{before.get('content') or ''}\n{request.text}"
+
+    def _agent(self, name: str) -> AgentSpec:
+        """The sub-agent's ceiling; a route without one may do nothing."""
+        return self._workspace.project.agents.get(name) or AgentSpec("none", frozenset(), frozenset(), max_calls=0)
+
+    def _run(self, request: Request, routes: tuple[Route, ...], trace_id: str) -> Run:
+        """The run of steps that name no sub-agent of their own: under the first route's ceiling."""
+        spec = self._agent(routes[0].agent)
+        seconds = max(self._agent(route.agent).max_seconds for route in routes)
+        return Run(
+            request.id, request.session, request.principal, spec, self._workspace.clock.now() + seconds, trace_id
+        )
+
+    def _parsed(self, stored: Mapping[str, Any]) -> Plan:
+        if stored["handoff"]:
+            return Plan((), "", stored["text"], stored["source"], stored["handoff"])
+        plan = parse(stored["text"], self._workspace.specs, stored["source"])
+        return replace(plan, steps=tuple(replace(step, agent=stored["agents"].get(step.id, "")) for step in plan.steps))
+
+    def _attributes(self, request: Request, assignment: Assignment) -> dict[str, Any]:
+        workspace, who = self._workspace, request.principal
+        return {
+            names.AGENT: workspace.project.settings.service,
+            names.CONVERSATION: request.session,
+            names.INPUT_MESSAGES: [*request.history, {"role": "user", "content": request.text}],
+            names.TENANT: who.tenant,
+            names.USER: workspace.redactor.pseudonym("USER", who.user, who.tenant),
+            names.REQUEST: request.id,
+            names.POLICY_DIGEST: workspace.policy.digest,
+            names.PROJECT_DIGEST: workspace.project.digest,
+            names.ASSIGNMENT: asdict(assignment),
+        }
+
+    def _outputs(self, answer: Answer, turn: Mapping[str, Any], failure: str) -> dict[str, Any]:
+        used = sorted({result.tool for result in answer.results})
+        return {
+            names.OUTPUT_MESSAGES: [{"role": "assistant", "content": answer.text}],
+            names.TOOL_DEFINITIONS: [self._workspace.specs[name].openai() for name in used],
+            names.ROUTES: turn.get("routes", []),
+            names.PLAN: answer.plan,
+            names.STATUS: answer.status,
+            names.ERROR: failure or None,
+            names.HANDOFF: turn.get("plan", {}).get("handoff") or None,
+        }
+
+
+class RouterShelf:
+    """Routers by artifact digest; the two newest stay loaded (stable and candidate)."""
+
+    def __init__(self, workspace: Workspace, name: str = "intent") -> None:
+        self._workspace, self._name = workspace, name
+        self._loaded: dict[str, Router] = {}
+
+    def __call__(self, digest: str) -> Router:
+        if digest not in self._loaded:
+            while len(self._loaded) > 1:
+                self._loaded.pop(next(iter(self._loaded)))
+            self._loaded[digest] = load_router(self._workspace, digest, self._name)
+        return self._loaded[digest]
+
+
+def load_router(workspace: Workspace, digest: str, name: str = "intent") -> Router:
+    """The router stored under `digest`, with its labels' agents from the project."""
+    project = workspace.project
+    return TextRouter.load(workspace.artifacts.path(digest), project.routers[name], project.settings, digest)
+
+
+def planner(workspace: Workspace) -> tuple[Planner, dict[str, str]]:
+    """The project's playbooks, backed by a model when one is configured; and the questions playbooks ask."""
+    definition = workspace.project.routers["planner"]
+    module = projects.module(workspace.project.root, "routers.planner.playbooks")
+    playbooks = Playbooks(definition, module.extract)
+    model = workspace.project.settings.planner_model
+    fallback = ModelPlanner(model, tracing=workspace.tracing) if model else None
+    return (WithFallback(playbooks, fallback) if fallback else playbooks), playbooks.questions()
+
+
+class WithFallback:
+    """Playbooks first; what they hand over goes to the model planner, unless nothing fits at all."""
+
+    def __init__(self, first: Planner, second: Planner) -> None:
+        self._first, self._second = first, second
+
+    async def plan(self, request: Request, routes: tuple[Route, ...], tools: Mapping[str, ToolSpec]) -> Plan:
+        plan = await self._first.plan(request, routes, tools)
+        if plan.handoff and tools and any(route.label != OUT_OF_SCOPE for route in routes):
+            return await self._second.plan(request, routes, tools)
+        return plan
+
+
+@asynccontextmanager
+async def open_runtime(workspace: Workspace, router_name: str = "intent") -> AsyncIterator[Runtime]:
+    """A runtime on the workspace's real parts. The router in service must be registered (`improve.ensure_router`)."""
+    parts = workspace
+    gateway = ToolGateway(
+        parts.project.tools,
+        parts.policy,
+        parts.audit,
+        parts.approvals,
+        parts.budgets,
+        parts.cache,
+        parts.world,
+        parts.clock,
+        parts.tracing,
+        parts.redactor,
+    )
+    planned, questions = planner(parts)
+
+    def assignment(request: Request) -> Assignment:
+        stable = parts.registry.current(router_name)
+        if not stable:
+            raise ReleaseError(
+                f"router {router_name!r} has no version in service: run `agentops train` or `agentops demo`"
+            )
+        return assign(parts.registry.release(router_name), stable, request.session)
+
+    async with checkpointer(parts.home) as saver:
+        yield Runtime(parts, gateway, planned, RouterShelf(parts, router_name), assignment, saver, questions)
+
+
+def new_request(
+    text: str, principal: Any, session: str = "", history: tuple[Message, ...] = (), id: str = ""
+) -> Request:
+    """A Request with fresh ids where none are given."""
+    return Request(id or uuid.uuid4().hex, text, principal, session or uuid.uuid4().hex, history)

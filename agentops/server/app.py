@@ -1,0 +1,252 @@
+"""The FastAPI application: chat completions in OpenAI's shape, feedback, approvals.
+
+Invariant: every route but /healthz needs a valid API key; a caller sees and changes only its own tenant. Bodies are
+bounded before they are parsed. It holds no state of its own beyond the runtime it serves.
+"""
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentops.errors import AgentopsError
+from agentops.policy import ApiKeys, Approval, principal
+from agentops.runtime import Answer, Runtime, new_request
+from agentops.trace import trajectory, write_feedback
+from agentops.types import Feedback, Principal
+from agentops.workspace import Workspace
+
+MAX_BODY = 1_000_000  # bytes
+MAX_TEXT = 16_000  # characters of one message
+REMEMBERED = 10_000  # traces whose tenant is known without asking the lake
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")]
+
+
+class Part(BaseModel):
+    """One part of a message; only text parts are understood."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[Part] | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+
+
+class ChatBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")  # OpenAI clients send sampling options that mean nothing here
+    model: str = Field("agentops", max_length=128)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=200)
+    stream: bool = False
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+
+
+class FeedbackBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    trace_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    score: Literal[-1, 0, 1] = 0
+    comment: Text = ""
+    corrected_answer: Text = ""
+    corrected_labels: list[Identifier] = Field(default_factory=list, max_length=8)
+
+
+class DecisionBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    approve: bool
+    reason: Text = ""
+
+
+def create_app(
+    workspace: Workspace, keys: ApiKeys, open_runtime: Callable[[Workspace], AbstractAsyncContextManager[Runtime]]
+) -> FastAPI:
+    """The application. `open_runtime` is entered at start-up and left at shutdown."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_runtime(workspace) as runtime:
+            app.state.runtime = runtime
+            yield
+            workspace.tracing.flush()
+
+    app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.tenants = OrderedDict()
+
+    @app.middleware("http")
+    async def bounded(request: Request, call_next: Any) -> Response:
+        length = request.headers.get("content-length", "0")
+        if request.headers.get("transfer-encoding") or not length.isdigit() or int(length) > MAX_BODY:
+            return _error(413, f"the body must declare a Content-Length of at most {MAX_BODY} bytes")
+        return await call_next(request)
+
+    @app.exception_handler(AgentopsError)
+    async def refused(_: Request, error: AgentopsError) -> JSONResponse:
+        return _error(409, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        return _error(error.status_code, str(error.detail), error.headers)
+
+    def caller(
+        authorization: Annotated[str | None, Header()] = None,
+        x_agentops_user: Annotated[Identifier | None, Header()] = None,
+    ) -> Principal:
+        """The authenticated principal. A key with the role "service" acts for the user it names, for nobody else."""
+        who = keys.authenticate(authorization)
+        if who is None:
+            raise HTTPException(
+                401, "a valid API key is needed: Authorization: Bearer ID:SECRET", {"WWW-Authenticate": "Bearer"}
+            )
+        if "service" in who.roles:
+            if x_agentops_user is None:
+                raise HTTPException(400, "a service key acts for a user: name one in X-Agentops-User")
+            on_behalf = principal(workspace.project.policies, who.tenant, x_agentops_user, ("customer",))
+            return replace(on_behalf, actors=(*who.actors, who.user))
+        if x_agentops_user not in (None, who.user):
+            raise HTTPException(403, "only a service key may act for another user")
+        return who
+
+    Caller = Annotated[Principal, Depends(caller)]
+
+    def remember(answer: Answer, tenant: str) -> None:
+        tenants: OrderedDict[str, str] = app.state.tenants
+        tenants[answer.trace_id] = tenant
+        while len(tenants) > REMEMBERED:
+            tenants.popitem(last=False)
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/models")
+    async def models(who: Caller) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "agentops", "object": "model", "owned_by": who.tenant}]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(
+        body: ChatBody,
+        who: Caller,
+        x_agentops_session: Annotated[Identifier | None, Header()] = None,
+        idempotency_key: Annotated[Identifier | None, Header()] = None,
+    ) -> Response:
+        if body.messages[-1].role != "user" or not body.messages[-1].text.strip():
+            raise HTTPException(422, "the last message must be the user's and not empty")
+        history = tuple({"role": message.role, "content": message.text} for message in body.messages[:-1])
+        session = x_agentops_session or body.metadata.get("session", "")
+        request_id = f"{who.tenant}:{who.user}:{idempotency_key}" if idempotency_key else ""
+        request = new_request(body.messages[-1].text, who, session, history, request_id)
+        answer = await app.state.runtime.ask(request)
+        remember(answer, who.tenant)
+        shaped = completion(answer, body.model)
+        return (
+            StreamingResponse(_chunks(shaped), media_type="text/event-stream") if body.stream else JSONResponse(shaped)
+        )
+
+    @app.post("/v1/feedback", status_code=201)
+    async def feedback(body: FeedbackBody, who: Caller) -> dict[str, str]:
+        owner = app.state.tenants.get(body.trace_id)
+        if owner is None:
+            found = await asyncio.to_thread(trajectory, workspace.lake, body.trace_id)
+            owner = found.tenant if found else None
+        if owner != who.tenant:
+            raise HTTPException(404, f"no trace {body.trace_id!r} of this tenant")
+        user = workspace.redactor.pseudonym("USER", who.user, who.tenant)
+        given = Feedback(
+            body.trace_id,
+            body.score,
+            workspace.clock.now(),
+            user,
+            workspace.redactor.text(body.comment, who.tenant),
+            workspace.redactor.text(body.corrected_answer, who.tenant),
+            tuple(body.corrected_labels),
+        )
+        write_feedback(workspace.lake, [given], workspace.project.settings.service)
+        return {"status": "stored", "trace_id": body.trace_id}
+
+    @app.get("/v1/approvals")
+    async def approvals(who: Caller) -> dict[str, Any]:
+        found = [item for item in workspace.approvals.list(tenant=who.tenant) if may_decide(item, who)]
+        return {"object": "list", "data": [waiting(item) for item in found]}
+
+    @app.post("/v1/approvals/{approval_id}")
+    async def decide(approval_id: Identifier, body: DecisionBody, who: Caller) -> dict[str, Any]:
+        decided = workspace.approvals.decide(approval_id, body.approve, who, body.reason)
+        answer = await app.state.runtime.resume(decided.run)
+        remember(answer, who.tenant)
+        return {"approval": waiting(decided), "request": extension(answer)}
+
+    return app
+
+
+def may_decide(item: Approval, who: Principal) -> bool:
+    """Whether `who` has every role the approval needs and is not the one who asked."""
+    return set(item.approver.split("+")) <= who.roles and who.user != item.user
+
+
+def waiting(item: Approval) -> dict[str, Any]:
+    """An approval as an approver sees it."""
+    shown = ("id", "status", "tool", "arguments", "reason", "user", "agent", "requested_at", "expires_at")
+    return {name: getattr(item, name) for name in shown}
+
+
+def completion(answer: Answer, model: str) -> dict[str, Any]:
+    """An Answer in the shape of an OpenAI chat completion, with ours under `agentops`."""
+    return {
+        "id": f"chatcmpl-{answer.trace_id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": answer.text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        "agentops": extension(answer),
+    }
+
+
+def extension(answer: Answer) -> dict[str, Any]:
+    """What an OpenAI client does not need and an operator wants."""
+    return {
+        "trace_id": answer.trace_id,
+        "request_id": answer.request_id,
+        "status": answer.status,
+        "routes": [
+            {"label": r.label, "confidence": round(r.confidence, 4), "stage": r.stage, "agent": r.agent}
+            for r in answer.routes
+        ],
+        "tools": [{"tool": r.tool, "status": r.status, "cached": r.cached} for r in answer.results],
+        "approvals": list(answer.approvals),
+        "arm": answer.assignment.arm if answer.assignment else None,
+        "latency_ms": round(1000 * (answer.ended_at - answer.started_at), 2),
+    }
+
+
+async def _chunks(shaped: dict[str, Any]) -> AsyncIterator[str]:
+    """The completion as server-sent events: one content chunk, one final chunk, [DONE]."""
+    base = {key: shaped[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    content = shaped["choices"][0]["message"]["content"]
+    first = {"index": 0, "delta": {"role": "assistant", "content": content}, "finish_reason": None}
+    yield f"data: {json.dumps({**base, 'choices': [first]})}\n\n"
+    last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    yield f"data: {json.dumps({**base, 'choices': [last], 'agentops': shaped['agentops']})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _error(status: int, message: str, headers: Any = None) -> JSONResponse:
+    return JSONResponse(
+        {"error": {"message": message, "type": "invalid_request_error", "code": status}}, status, headers
+    )

@@ -1,0 +1,84 @@
+"""Where conversations that wait for a person are kept: a LangGraph checkpointer over SQLite, encrypted at rest.
+
+Invariant: nothing is written unencrypted and nothing unencrypted is ever read back, so a changed database file can make
+a thread unreadable but cannot plant objects in it. When a thread is deleted is the runtime's business.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from agentops.errors import StoreError
+
+CIPHER = "aes256gcm"
+
+
+class AesGcm:
+    """LangGraph's CipherProtocol: AES-256-GCM, a fresh 12-byte nonce before each text."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        nonce = os.urandom(12)
+        return CIPHER, nonce + self._cipher.encrypt(nonce, plaintext, CIPHER.encode())
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        """Raises StoreError: another cipher, another key or changed bytes."""
+        if ciphername != CIPHER:
+            raise StoreError(f"a waiting conversation is encrypted with {ciphername!r}, expected {CIPHER!r}")
+        try:
+            return self._cipher.decrypt(ciphertext[:12], ciphertext[12:], CIPHER.encode())
+        except InvalidTag:
+            raise StoreError("a waiting conversation was changed or its key (threads.key) is another one") from None
+
+
+class Sealed(EncryptedSerializer):
+    """EncryptedSerializer that refuses what is not encrypted instead of reading it."""
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        if not data[0].endswith(f"+{CIPHER}"):
+            raise StoreError(f"a waiting conversation is stored as {data[0]!r}, not encrypted: refused")
+        return super().loads_typed(data)
+
+
+def key(path: Path) -> bytes:
+    """The 32-byte key at `path`, created readable by its owner only.
+
+    Raises:
+        StoreError: the file does not hold 32 bytes.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        found = path.read_bytes()
+        if len(found) != 32:
+            raise StoreError(f"{path.name} holds {len(found)} bytes, expected 32: restore it from a backup") from None
+        return found
+    fresh = os.urandom(32)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(fresh)
+        file.flush()
+        os.fsync(file.fileno())
+    return fresh
+
+
+@asynccontextmanager
+async def checkpointer(home: Path) -> AsyncIterator[AsyncSqliteSaver]:
+    """An open saver on `home/threads.db`."""
+    sealed = Sealed(AesGcm(key(home / "threads.key")), JsonPlusSerializer())
+    path = home / "threads.db"
+    async with aiosqlite.connect(path) as connection:
+        os.chmod(path, 0o600)
+        saver = AsyncSqliteSaver(connection, serde=sealed)
+        await saver.setup()
+        yield saver
