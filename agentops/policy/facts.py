@@ -6,7 +6,7 @@ its most restrictive value. Facts are scalars and sets of scalars only, so no ar
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from agentops.errors import PolicyError
 from agentops.policy.schema import cedar_type, is_email
@@ -22,25 +22,40 @@ _OTHER_NAMES = {"labels_seen_untrusted": "untrusted_seen"}
 APPROVED = "approved"  # bool, or the roles that approved, joined with "+": read by the policy set, not by policies
 
 
-def argument_facts(spec: ToolSpec, arguments: Mapping[str, Json]) -> dict[str, Json]:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one argument becomes a fact. `cedar` "": it has none."""
+
+    cedar: str
+    email: bool
+    default: Json
+
+
+def argument_kinds(spec: ToolSpec) -> dict[str, Kind]:
+    """The arguments of a tool, worked out once for all its calls."""
+    kinds: dict[str, Kind] = {}
+    for name, schema in spec.parameters.get("properties", {}).items():
+        kind, _ = cedar_type(schema, spec.parameters.get("$defs", {}))
+        kinds[name] = Kind(kind, kind == "String" and is_email(name, schema), schema.get("default"))
+    return kinds
+
+
+def argument_facts(kinds: Mapping[str, Kind], arguments: Mapping[str, Json]) -> dict[str, Json]:
     """`context.args`: one fact for each argument that has a Cedar type, defaults filled in.
 
     Raises:
         PolicyError: an unknown argument, or a value that does not have the declared type; names the argument only.
     """
-    properties: Mapping[str, Any] = spec.parameters.get("properties", {})
-    definitions = spec.parameters.get("$defs", {})
-    unknown = sorted(set(arguments) - set(properties))
-    if unknown:
-        raise PolicyError(f"argument {unknown[0]!r} is not one of {spec.name!r}")
+    for name in arguments:
+        if name not in kinds:
+            raise PolicyError(f"argument {name[:40]!r} is not one of the tool's")
     facts: dict[str, Json] = {}
-    for name, schema in properties.items():
-        kind, _ = cedar_type(schema, definitions)
-        value = arguments.get(name, schema.get("default"))
-        if not kind or value is None:
+    for name, kind in kinds.items():
+        value = arguments.get(name, kind.default)
+        if not kind.cedar or value is None:
             continue
-        facts[name] = _typed(name, kind, value)
-        if kind == "String" and is_email(name, schema):
+        facts[name] = _typed(name, kind.cedar, value)
+        if kind.email:
             facts[f"{name}_domain"] = email_domain(facts[name], name)
     return facts
 

@@ -39,8 +39,8 @@ class Role:
 class DailyLimits:
     """What one user may use in one day (UTC), over all runs and replicas."""
 
-    calls: int = 2000
-    money_cents: int = 0
+    calls: int = 100_000
+    money_cents: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import cedarpy
 
 from agentops.errors import PolicyError
 from agentops.policy.cedar import Policy, read_policies
-from agentops.policy.facts import argument_facts, gateway_facts, granted_roles
+from agentops.policy.facts import argument_facts, argument_kinds, gateway_facts, granted_roles
 from agentops.policy.schema import generate_schema
 from agentops.types import AgentSpec, Decision, Json, Principal, Run, ToolCall, ToolSpec
 
@@ -33,6 +33,7 @@ class PolicySet:
         self.digest = digest
         self.policies = {policy.id: policy for policy in policies}
         self._tools = dict(tools)
+        self._kinds = {name: argument_kinds(spec) for name, spec in tools.items()}
         self._schema = cedarpy.Schema.from_str(schema)
         self._all = cedarpy.PolicySet.from_str("\n".join(policy.text for policy in policies))
         # Without the suspending forbids: what remains once the people they name have approved.
@@ -90,7 +91,10 @@ class PolicySet:
             "principal": _RUN,
             "action": {"type": "Action", "id": spec.name},
             "resource": {"type": "Tool", "id": spec.name},
-            "context": {"args": argument_facts(spec, call.arguments), "g": gateway_facts(call, facts)},
+            "context": {
+                "args": argument_facts(self._kinds[spec.name], call.arguments),
+                "g": gateway_facts(call, facts),
+            },
         }
         entities = self._entities(run.principal, run.agent)
         verdict, ids, errors = self._ask(request, self._all, entities)
