@@ -5,6 +5,7 @@ call exactly one result before the next turn. What cannot be brought into that f
 repaired by inventing or dropping a message. It judges form, not whether the episode was any good.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,17 @@ def opening(trajectory: Trajectory) -> list[Turn]:
     if not asked or asked[-1]["role"] != "user" or not asked[-1]["content"].strip():
         raise Unusable("no user message with text")
     return asked
+
+
+def last_request(trajectory: Trajectory) -> str:
+    """Text of the last user message, "" when there is none that is text."""
+    for message in reversed(trajectory.messages):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            try:
+                return _text(message.get("content")).strip()
+            except Unusable:
+                return ""
+    return ""
 
 
 def schemas(trajectory: Trajectory) -> list[Turn]:
@@ -191,7 +203,10 @@ def _rounds(messages: Sequence[Turn], steps: Sequence[StepRecord]) -> list[Turn]
     A plan's calls are recorded as one turn although later ones use results of earlier ones. Learnt like that, a model
     would write amounts before it has seen them: a call that started after another had ended goes into a later turn.
     """
-    times = {step.call_id: (step.started_at, step.ended_at) for step in steps}
+    times = {
+        step.call_id: (step.started_at, step.ended_at) if step.status != "skipped" else (math.inf, math.inf)
+        for step in steps
+    }
     found: list[Turn] = []
     written = 0  # results up to here are in `found` with their round
     for at, message in enumerate(messages):

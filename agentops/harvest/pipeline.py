@@ -9,10 +9,10 @@ import hashlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import orjson
 
@@ -84,8 +84,11 @@ def harvest(
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise HarvestError(f"{str(out)!r} is a file: give a folder for the data set")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise HarvestError(f"{str(out)!r} cannot be made: {error.strerror}; give a folder you may write in") from None
     try:
         built = work / "out"
         built.mkdir()
@@ -93,7 +96,7 @@ def harvest(
         write.publish(built, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Dataset(kind, out, manifest["rows"]["train"], manifest["digest"], manifest)  # type: ignore[arg-type]
+    return Dataset(cast(Any, kind), out, manifest["rows"]["train"], manifest["digest"], manifest)
 
 
 def _options(given: Mapping[str, Any]) -> options.Options:
@@ -177,8 +180,8 @@ def _store(
     rows: Iterable[Row],
     kind: Kind,
     cleaner: Cleaner,
-    match: Any,
-    file: Any,
+    match: Callable[[str], str],
+    file: IO[bytes],
     funnel: Funnel,
 ) -> tuple[list[_Kept], list[Shingles]]:
     """Redact each row, drop exact copies, put the rest on disk; near copies and protected texts are judged later."""
@@ -242,7 +245,7 @@ def _split(
     return train, validation, len(set(groups))
 
 
-def _lines(file: Any, rows: list[_Kept], counts: dict[str, Counter[str]]) -> Iterator[bytes]:
+def _lines(file: IO[bytes], rows: list[_Kept], counts: dict[str, Counter[str]]) -> Iterator[bytes]:
     """The stored rows, and how often each value of the counted columns occurs."""
     for one in rows:
         file.seek(one.offset)

@@ -7,6 +7,7 @@ one; what is left in conflict is dropped and counted. Requests that fit nothing 
 from collections.abc import Iterable, Iterator
 
 from agentops.harvest.funnel import Stage
+from agentops.harvest.messages import last_request
 from agentops.harvest.options import Options
 from agentops.harvest.rows import Candidate, Kind, Row, row
 from agentops.harvest.screen import correction
@@ -18,8 +19,7 @@ MAX_TEXT = 4_000  # characters; routers read the first few hundred
 
 def extract(trajectory: Trajectory, options: Options, stage: Stage) -> Iterator[Candidate]:
     """The request's text, or one per clause, with the right label as far as anyone said it."""
-    users = [str(message.get("content") or "") for message in trajectory.messages if message.get("role") == "user"]
-    request = users[-1].strip() if users else ""
+    request = last_request(trajectory)
     feedback = correction(trajectory)
     routes = trajectory.routes
     if feedback is not None:

