@@ -127,6 +127,8 @@ def _phones(run: str, before: str, regions: tuple[str, ...]) -> Iterator[tuple[i
         if _possible("+" + re.sub(r"\D", "", match[0]).removeprefix("00")):
             yield match.span()
     for match in _NATIONAL.finditer(run):
+        if any(character.isdigit() for character in run[: match.start()]):
+            break  # the middle of a longer number is no phone number
         separated = not match[0].isdigit()
         if (separated or _CONTEXT.search(before)) and any(_valid(match[0], region) for region in regions):
             yield match.span()

@@ -5,8 +5,9 @@ the owner of an e-mail address in the same text; this is no name recogniser, oth
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+MAX_ADDRESSES = 50  # of one text whose owners are looked for
 _WORD = r"\p{Lu}[\p{L}'’\-]+"
 # Each pattern's group "v" holds up to four words; `trimmed` cuts it at the first that cannot be part of a name.
 INTRODUCED = (
@@ -18,7 +19,10 @@ MY_NAME = (
     r"(?i)\b(?:my (?:full |first |last |sur)?name|name['’]s|mein name|call me)(?: is|['’]s| ist|:)?:? +"
     r"(?P<v>[\p{L}][\p{L}'’\-]*(?:[ .]+[\p{L}][\p{L}'’\-]*){0,3})"
 )
-TITLED = rf"\b(?:Mr|Mrs|Ms|Miss|Mx|Dr|Prof|Herr|Frau|Herrn)\.? +(?P<v>{_WORD}(?:[ \-]{_WORD}){{0,2}})"
+TITLED = (
+    r"\b(?:Mr|Mrs|Ms|Miss|Mx|Dr|Prof|Herr|Frau|Herrn)\.? +"
+    rf"(?P<v>(?:(?:van|von|de|der|den|da|di|la|le|bin|al) ){{0,2}}{_WORD}(?:[ \-]{_WORD}){{0,2}})"
+)
 GREETED = (
     r"(?m)(?:^|[.!?] |\")(?i:dear|hi|hello|hey|hallo|liebe|lieber|thank you|thanks),? +"
     rf"(?P<v>{_WORD}(?: {_WORD}){{0,2}}) ?[,!.:]"
@@ -73,10 +77,14 @@ def trimmed(words: str) -> str:
     return words[:end].rstrip(" .,")
 
 
-def owners(text: str, address: str) -> Iterator[tuple[int, int]]:
-    """Where the owner of an e-mail address is named in `text`: capitalised words that are parts of its local part."""
-    parts = re.split(r"[^a-z]+", address.partition("@")[0].lower())
-    for part in {part for part in parts if len(part) >= 3 and part not in _ROLES and part not in _STOP}:
-        for match in re.finditer(rf"(?<![\w.@\-]){part}(?![\w@\-])", text, re.IGNORECASE):
+def owners(text: str, addresses: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where owners of e-mail addresses are named in `text`: capitalised words that are parts of a local part."""
+    parts: dict[str, None] = {}
+    for address in addresses[:MAX_ADDRESSES]:
+        for part in re.split(r"[^a-z]+", address.partition("@")[0].lower()):
+            if 3 <= len(part) <= 40 and part not in _ROLES and part not in _STOP:
+                parts[part] = None
+    if parts:
+        for match in re.finditer(rf"(?<![\w.@\-])(?:{'|'.join(parts)})(?![\w@\-])", text, re.IGNORECASE):
             if match[0][0].isupper():
                 yield match.span()

@@ -6,6 +6,7 @@ candidate; texts with none (most) cost that pass only, about 100 MB/s. Nothing i
 
 import base64
 import binascii
+import bisect
 import re
 import string
 from collections.abc import Callable, Iterator
@@ -111,8 +112,12 @@ class Recognisers:
         found = self._find(text, _DEPTH)
         return _merged(found, text) if found else []
 
+    def any(self, text: str) -> bool:
+        """Whether anything would be found in a text that is its own decoded view."""
+        return next(self._direct(text, _DEPTH), None) is not None
+
     def _find(self, text: str, depth: int) -> list[Finding]:
-        found = self._direct(text, depth)
+        found = list(self._direct(text, depth))
         decoded = view(text)
         if decoded is not None:
             for finding in self._direct(decoded.text, depth):
@@ -120,32 +125,33 @@ class Recognisers:
                 found.append(Finding(finding.kind, start, end, finding.value))
         return found
 
-    def _direct(self, text: str, depth: int) -> list[Finding]:
+    def _direct(self, text: str, depth: int) -> Iterator[Finding]:
         if len(text) < 4:
-            return []
-        found: list[Finding] = []
+            return
         data = text.encode("utf-8", "replace")
         # For ASCII, byte and character positions are the same: RE2's own offsets are used without conversion.
         subject: bytes | str = data if len(data) == len(text) else text
         for kind, pattern in self._known:
-            found.extend(Finding(kind, start, end, text[start:end]) for start, end in _spans(pattern, subject))
+            for start, end in _spans(pattern, subject):
+                yield Finding(kind, start, end, text[start:end])
         for index in self._gate.Match(data) or ():
             if index == self._encoded_at:
-                found.extend(self._hidden(text, subject, depth))
+                yield from self._hidden(text, subject, depth)
             else:
-                found.extend(self._finders[index](text, subject))
-        return found
+                yield from self._finders[index](text, subject)
 
     def _emails(self, text: str, subject: bytes | str) -> Iterator[Finding]:
+        addresses: list[str] = []
         for start, end in _spans(_EMAIL, subject):
             value = text[start:end]
             domain = value.rpartition("@")[2].lower().rstrip(".")
             if any(domain == one or domain.endswith("." + one) for one in self._rules.allowed_domains):
                 continue
             yield Finding("EMAIL", start, end, value.lower())
-            if "NAME" in self._rules.kinds:
-                for a, b in people.owners(text, value):
-                    yield Finding("NAME", a, b, text[a:b].lower())
+            addresses.append(value)
+        if "NAME" in self._rules.kinds:
+            for start, end in people.owners(text, addresses):
+                yield Finding("NAME", start, end, text[start:end].lower())
 
     def _numbers(self, text: str, subject: bytes | str) -> Iterator[Finding]:
         for start, end in _spans(_RUN, subject):
@@ -161,7 +167,8 @@ class Recognisers:
             for decoded in _decodings(run):
                 inner = self._find(decoded, depth - 1)
                 if inner:
-                    yield Finding(inner[0].kind, start, end, inner[0].value)
+                    told = max(_merged(inner, decoded), key=lambda one: one.end - one.start, default=inner[0])
+                    yield Finding(told.kind, start, end, told.value)
                     break
 
 
@@ -295,9 +302,14 @@ def _merged(found: list[Finding], text: str) -> list[Finding]:
     """Overlaps joined into one that keeps the kind of the longest; placeholders already in the text are left alone."""
     kept: list[Finding] = []
     done = [match.span() for match in PLACEHOLDER.finditer(text)] if "<" in text else []
+    ends = [end for _, end in done]
+    logins = sorted(one.end for one in found if one.kind == "URL_LOGIN")
+    if logins:  # "name:password@host" also looks like an address; the host is to stay
+        found = [one for one in found if one.kind != "EMAIL" or not _any_between(logins, one.start, one.end)]
     for finding in sorted(found, key=lambda one: (one.start, -one.end)):
         start = _after_escape(text, finding.start)
-        if start >= finding.end or any(a <= start and finding.end <= b for a, b in done):
+        place = bisect.bisect_left(ends, finding.end)
+        if start >= finding.end or (place < len(done) and done[place][0] <= start):
             continue
         finding = Finding(finding.kind, start, finding.end, finding.value)
         if kept and finding.start < kept[-1].end:
@@ -307,6 +319,12 @@ def _merged(found: list[Finding], text: str) -> list[Finding]:
         else:
             kept.append(finding)
     return kept
+
+
+def _any_between(ordered: list[int], low: int, high: int) -> bool:
+    """Whether some number is above `low` and at most `high`."""
+    place = bisect.bisect_right(ordered, low)
+    return place < len(ordered) and ordered[place] <= high
 
 
 def _after_escape(text: str, start: int) -> int:

@@ -16,11 +16,13 @@ import re2
 
 from agentops.errors import PolicyError
 from agentops.redact.recognisers import PLACEHOLDER, Finding, Recognisers, Rules
+from agentops.redact.views import plain
 from agentops.types import Json
 
 FAILED = "<REDACTION_FAILED>"
 ENGINE = 1  # raise when recognisers change what they find
 CACHED_CHARS = 16_384
+_PASSES = 4  # what stood next to a replaced value may only now stand alone ("4242…AKIA…")
 _SECRET_KEY = re.compile(
     r"(?:.*[_\-.])?(?:password|passwd|pwd|passphrase|passcode|secret|api_?key|apikey|authorization|cookie|set_cookie"
     r"|private_?key|client_?secret|access_?token|refresh_?token|id_?token|session_?token|auth_?token|secret_?key"
@@ -123,27 +125,43 @@ class Redactor:
             text.encode()
         except UnicodeEncodeError:
             text = text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be stored anyway
-        found = self._recognisers.find(text)
-        if text.lstrip()[:1] in ("{", "[") and (found or self._telling.search(text.encode())):
-            text = self._json(text, tenant)
+        if text.lstrip()[:1] in ("{", "["):
+            clean = self._json(text, tenant)
+            if clean is not None:
+                return clean
+        for _ in range(_PASSES):
             found = self._recognisers.find(text)
-        if not found:
-            return text
-        pieces = []
-        last = 0
-        for finding in found:
-            pieces += [text[last : finding.start], self.pseudonym(finding.kind, finding.value, tenant)]
-            last = finding.end
-        return "".join([*pieces, text[last:]])
+            if not found:
+                return text
+            pieces = []
+            last = 0
+            for finding in found:
+                pieces += [text[last : finding.start], self.pseudonym(finding.kind, finding.value, tenant)]
+                last = finding.end
+            text = "".join([*pieces, text[last:]])
+        return FAILED if self._recognisers.find(text) else text
 
-    def _json(self, text: str, tenant: str) -> str:
-        """A JSON text redacted value by value, so that it stays JSON; anything else unchanged."""
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError):
+    def _json(self, text: str, tenant: str) -> str | None:
+        """A JSON text redacted value by value, so that it stays JSON; None when it is none."""
+        # Without escapes in it, the text as it stands shows whether anything is there: most have nothing.
+        if plain(text) and not self._telling.search(text.encode()) and not self._recognisers.any(text):
             return text
+        repeated: list[str] = []
+
+        def members(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                repeated.append("a key twice")  # parsing drops the first: the text must not keep it
+            return found
+
+        try:
+            parsed = json.loads(text, object_pairs_hook=members)
+        except (ValueError, RecursionError):
+            return None
         clean = self._value(parsed, tenant)
-        return text if clean == parsed else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
+        return (
+            text if clean == parsed and not repeated else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
+        )
 
     def _value(self, value: Json, tenant: str) -> Json:
         if isinstance(value, str):

@@ -13,6 +13,7 @@ _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
+_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _ENCODED = re.compile(
     r"(?P<url>(?:%[0-9A-Fa-f]{2})+)"
     r"|\\(?P<uni>u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[nrtbf\"'/\\])"
@@ -37,10 +38,7 @@ class View:
 
 def view(text: str) -> View | None:
     """The decoded view of `text`, or None when it would be the text itself."""
-    if text.isascii():
-        if "%" not in text and "\\" not in text and "&" not in text:
-            return None
-    elif not _needs_folding(text) and "%" not in text and "\\" not in text and "&" not in text:
+    if plain(text):
         return None
     current = View(text, list(range(len(text))), list(range(1, len(text) + 1)))
     for _ in range(_ROUNDS):
@@ -51,11 +49,16 @@ def view(text: str) -> View | None:
     return None if current.text == text else current
 
 
+def plain(text: str) -> bool:
+    """Whether `text` is its own decoded view, told without building one."""
+    return not ("%" in text or "\\" in text or "&" in text or (not text.isascii() and _needs_folding(text)))
+
+
 def _needs_folding(text: str) -> bool:
     return (
         not unicodedata.is_normalized("NFKC", text)
         or _INVISIBLE.search(text) is not None
-        or any(character.isdecimal() and not character.isascii() for character in text)
+        or _FOREIGN_DIGIT.search(text) is not None
     )
 
 

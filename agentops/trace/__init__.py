@@ -8,12 +8,13 @@ from agentops.trace import names
 from agentops.trace.importing import ImportReport, import_files
 from agentops.trace.reading import summaries, trajectories, trajectory
 from agentops.trace.records import default_outcome, write_feedback, write_verdicts
-from agentops.trace.tracing import Tracing, attribute, set_attributes
+from agentops.trace.tracing import Tracing, attribute, continued, set_attributes
 
 __all__ = [
     "ImportReport",
     "Tracing",
     "attribute",
+    "continued",
     "default_outcome",
     "import_files",
     "names",

@@ -17,6 +17,7 @@ from agentops.redact import Redactor
 from agentops.store import Lake
 from agentops.trace import chats, dialects, names, otlp
 from agentops.trace.assemble import dialect
+from agentops.trace.reading import fetch
 from agentops.trace.records import write_feedback, write_verdicts
 from agentops.trace.rows import SpanRecord, redacted, row, text
 from agentops.types import Feedback, Json, Verdict
@@ -117,7 +118,7 @@ class _Import:
         self.traces: dict[str, list[SpanRecord]] = {}
         self.chats: dict[str, chats.Chat] = {}
         self.seen: set[tuple[str, str]] = set()
-        self.count = 0
+        self.count = self.told = 0
         self.now = time.time()
 
     def take(self, file: Path) -> None:
@@ -151,7 +152,9 @@ class _Import:
                     self._add(span)
                 continue
             for value in chats.conversations(document):
-                found = chats.chat(value, self.now, self.refused, self.noted)
+                # A millisecond apart, so that traces come back in the order of the log.
+                found = chats.chat(value, self.now + self.told / 1000, self.refused, self.noted)
+                self.told += 1
                 if found is None:
                     continue
                 self.chats[found.trace_id] = found
@@ -199,15 +202,16 @@ class _Import:
                 if told is not None:
                     feedback.setdefault(service, []).extend(told.feedback)
                     verdicts.setdefault(service, []).extend(told.verdicts)
-        for service, of_service in rows.items():
-            self.lake.write("spans", of_service, service)
-            self.report.spans += len(of_service)
+        # Spans last: a crash in between repeats feedback and verdicts (the newest counts) but loses none.
         for service, given in feedback.items():
             write_feedback(self.lake, given, service, self.redactor, self.tenant)
             self.report.feedback += len(given)
         for service, found in verdicts.items():
             write_verdicts(self.lake, found, service, self.redactor, self.tenant)
             self.report.verdicts += len(found)
+        for service, of_service in rows.items():
+            self.lake.write("spans", of_service, service)
+            self.report.spans += len(of_service)
         self.traces, self.chats = {}, {}
 
     def _known(self, trace_ids: list[str]) -> dict[str, set[str]]:
@@ -217,7 +221,7 @@ class _Import:
         known: dict[str, set[str]] = {}
         with self.lake.connect() as connection:
             query = "SELECT trace_id, span_id FROM spans WHERE trace_id IN (SELECT unnest($1))"
-            for trace_id, span_id in connection.execute(query, [trace_ids]).fetchall():
+            for trace_id, span_id in fetch(self.lake, connection, query, [trace_ids]):
                 known.setdefault(trace_id, set()).add(span_id)
         return known
 

@@ -72,7 +72,7 @@ def trajectories(
         newest = f"ORDER BY start DESC, trace_id LIMIT {limit:d}" if limit is not None else ""
         ids = [
             row[0]
-            for row in _rows(
+            for row in fetch(
                 lake,
                 connection,
                 f"SELECT trace_id FROM (SELECT trace_id, min(start_ns) AS start, bool_or({condition}) AS wanted "  # noqa: S608
@@ -99,7 +99,7 @@ def summaries(lake: Lake, limit: int = 50, where: str = "") -> list[dict[str, An
     """
     with lake.connect() as connection:
         query = _SUMMARY.format(where=_condition(connection, where), limit=limit)
-        rows = _rows(lake, connection, query)
+        rows = fetch(lake, connection, query)
         columns = [column[0] for column in connection.description or ()]
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     return [{"start" if key == "start_ns" else key: _shown(key, item) for key, item in row.items()} for row in found]
@@ -132,9 +132,10 @@ def _condition(connection: "duckdb.DuckDBPyConnection", where: str) -> str:
     return condition
 
 
-def _rows(
+def fetch(
     lake: Lake, connection: "duckdb.DuckDBPyConnection", query: str, parameters: Sequence[Any] = ()
 ) -> list[tuple[Any, ...]]:
+    """All rows of a query of ours; a DuckDB error becomes a StoreError that names a damaged segment."""
     import duckdb
 
     try:
@@ -149,7 +150,7 @@ def _chunk(
     """Trajectories of `ids`, in their order."""
     wanted = [list(ids)]
     found = "trace_id IN (SELECT unnest($1))"
-    spans = _rows(lake, connection, f"SELECT {', '.join(_COLUMNS)} FROM spans WHERE {found} ORDER BY trace_id", wanted)  # noqa: S608
+    spans = fetch(lake, connection, f"SELECT {', '.join(_COLUMNS)} FROM spans WHERE {found} ORDER BY trace_id", wanted)  # noqa: S608
     by_trace = {trace_id: list(rows) for trace_id, rows in groupby(spans, key=lambda row: row[0])}
     feedback = _keyed(lake, connection, f"SELECT * FROM feedback WHERE {found} ORDER BY trace_id", wanted)  # noqa: S608
     verdicts = _keyed(lake, connection, f"SELECT * FROM verdicts WHERE {found} ORDER BY trace_id", wanted)  # noqa: S608
@@ -172,7 +173,7 @@ def _chunk(
 def _keyed(
     lake: Lake, connection: "duckdb.DuckDBPyConnection", query: str, parameters: Sequence[Any]
 ) -> dict[str, list[Mapping[str, Any]]]:
-    rows = _rows(lake, connection, query, parameters)
+    rows = fetch(lake, connection, query, parameters)
     columns = [column[0] for column in connection.description or ()]
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     return {trace_id: list(group) for trace_id, group in groupby(records, key=lambda record: record["trace_id"])}

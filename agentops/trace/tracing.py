@@ -9,8 +9,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from agentops.errors import StoreError
 from agentops.redact import FAILED, Redactor
@@ -115,6 +115,17 @@ class Tracing:
     def counts(self) -> dict[str, int]:
         """So far: spans written and dropped (queue full, closed), failed writes, redactions and exports."""
         return dict(self._processor.counts)
+
+
+@contextmanager
+def continued(trace_id: str, span_id: str) -> Iterator[None]:
+    """Spans inside belong to an earlier trace, below one of its spans: a turn that waited goes on where it stopped."""
+    earlier = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    token = otel_context.attach(otel.set_span_in_context(NonRecordingSpan(earlier)))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
 
 
 def set_attributes(span: Span, attributes: Mapping[str, Any]) -> None:

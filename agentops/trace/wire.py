@@ -21,9 +21,9 @@ class _Damaged(Exception):
 
 def salvage(data: bytes, refused: Counter[str]) -> Iterator[tuple[dict[str, Any], str, list[dict[str, Any]]]]:
     """(resource attributes, scope name, span records) of every group that can still be read."""
-    for resource_spans in _messages(data, 1, refused):
+    for resource_spans in _messages(data, 1, refused, opened=True):
         resource: dict[str, Any] = {}
-        for number, _, value in _fields(resource_spans, refused):
+        for number, _, value in _fields(resource_spans, refused, opened=True):
             if number == 1 and isinstance(value, bytes):
                 resource = _attributes(value, 1, refused)
             elif number == 2 and isinstance(value, bytes):
@@ -108,14 +108,17 @@ def _value(data: bytes, refused: Counter[str], depth: int) -> Any:
     return found
 
 
-def _messages(data: bytes, wanted: int, refused: Counter[str]) -> Iterator[bytes]:
-    for number, _, value in _fields(data, refused):
+def _messages(data: bytes, wanted: int, refused: Counter[str], opened: bool = False) -> Iterator[bytes]:
+    for number, _, value in _fields(data, refused, opened):
         if number == wanted and isinstance(value, bytes):
             yield value
 
 
-def _fields(data: bytes, refused: Counter[str]) -> Iterator[Field]:
-    """Fields up to the first that is cut off or no field; the rest of this message is counted as lost."""
+def _fields(data: bytes, refused: Counter[str], opened: bool = False) -> Iterator[Field]:
+    """Fields up to the first that is cut off or no field; the rest of this message is counted as lost.
+
+    `opened`: a message that is cut off is given as far as it goes, because what is whole inside it counts.
+    """
     at = 0
     try:
         while at < len(data):
@@ -131,8 +134,8 @@ def _fields(data: bytes, refused: Counter[str]) -> Iterator[Field]:
             elif kind == 2:
                 size, at = _varint(data, at)
                 if at + size > len(data):
-                    # The message that holds the cut is still opened: what is whole inside it counts.
-                    yield number, kind, data[at:]
+                    if opened:
+                        yield number, kind, data[at:]
                     raise _Damaged
                 value, at = data[at : at + size], at + size
             else:
