@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent / "wordings"
 SEED_WORDINGS = {"out_of_scope": 6}  # the first wordings of a file teach the shipped router
@@ -62,7 +63,7 @@ def topics() -> dict[str, tuple[str, str, str]]:
 
 
 @functools.cache
-def _context() -> dict[str, list[str]]:
+def _context() -> dict[str, Any]:
     return tomllib.loads((FOLDER / "_context.toml").read_text(encoding="utf-8"))
 
 
@@ -103,9 +104,9 @@ def message(text: str, slots: Mapping[str, str], rng: random.Random, *, plain: b
     return _ARTICLE.sub(lambda match: f"{match[1]}n ", filled).replace("\x00", "")
 
 
-def join(first: str, second: str, rng: random.Random) -> str:
-    """Two wordings in one text, to be filled by `message` afterwards."""
-    pattern = rng.choice(_context()["joins"])
+def join(first: str, second: str, split: str, rng: random.Random) -> str:
+    """Two wordings of a split in one text, to be filled by `message` afterwards."""
+    pattern = rng.choice(_context()["joins"][split])
     if not second.startswith(("I ", "I'", "{")):
         pattern = pattern.replace("{lower}", second[:1].lower() + second[1:])
     return pattern.replace("{a}", first).replace("{b}", second).replace("{lower}", second)

@@ -220,7 +220,7 @@ def _message(wordings: tuple[Wording, ...], rng: random.Random, *, plain: bool) 
     # Both wordings may have a slot of the same name: number them, then fill the joined text at once.
     one, two = (re.sub(r"\{(\w+)\}", rf"{{\g<1>_{n}}}", wording.text) for n, wording in enumerate(wordings))
     slots = {f"{key}_{n}": value for n, one in enumerate(found) for key, value in _slots(one).items()}
-    return parts, phrasing.message(phrasing.join(one, two, rng), {**slots, **_slots(first)}, rng)
+    return parts, phrasing.message(phrasing.join(one, two, wordings[0].split, rng), {**slots, **_slots(first)}, rng)
 
 
 def _slots(situation: Situation) -> dict[str, str]:
