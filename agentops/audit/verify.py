@@ -16,7 +16,7 @@ from agentops.audit import frames, logfile, notes
 from agentops.errors import AuditError
 from agentops.types import Json
 
-Heads = Mapping[str, tuple[int, bytes]]  # log name -> tree size, root
+Heads = Mapping[str, tuple[int, str]]  # log name -> tree size, root in hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,15 @@ class AuditReport:
         """The first problem."""
         return self.problems[0] if self.problems else None
 
+    def lines(self) -> list[str]:
+        """The report as sentences: counts, then every problem, then ends that a crash cut off."""
+        rest = self.records - self.signed_records
+        counts = f"records: {self.records}, logs: {self.logs}, signed checkpoints: {self.checkpoints}"
+        lines = [f"{counts}, not signed yet: {rest}" if rest else counts]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        lines += [f"unfinished: {problem}" for problem in self.torn]
+        return [*lines, "the log is whole" if self.ok else "THE LOG WAS CHANGED OR DAMAGED"]
+
 
 def verify(folder: Path, public_key: bytes | None = None, anchors: Heads | None = None) -> AuditReport:
     """Check every log in `folder`.
@@ -70,9 +79,8 @@ def verify(folder: Path, public_key: bytes | None = None, anchors: Heads | None 
     check = _Verification(folder, public)
     for name in names:
         check.log(name)
-    for name, (size, root) in (anchors or {}).items():
-        check.claim(name, size, root, "the anchor")
-    for name, size, root, where in check.claims:
+    claims = [(name, size, root, "the anchor") for name, (size, root) in (anchors or {}).items()]
+    for name, size, root, where in [*claims, *check.claims]:
         check.claim(name, size, root, where)
     return AuditReport(
         ok=not check.problems,
@@ -82,12 +90,12 @@ def verify(folder: Path, public_key: bytes | None = None, anchors: Heads | None 
         signed_records=check.signed,
         problems=tuple(check.problems),
         torn=tuple(check.torn),
-        heads={name: (size, root) for name, (size, root) in check.heads.items()},
+        heads=check.heads,
     )
 
 
 def records(folder: Path) -> Iterator[dict[str, Json]]:
-    """Every record of every log, in order of time: its own keys plus `log`, `index` and `at_ms`.
+    """Every record of every log, in order of time: its own keys plus `log`, `index` and `at` (seconds since the epoch).
 
     Reads up to the first byte that does not fit in each log; whether anything is wrong is `verify`'s answer.
     """
@@ -102,8 +110,8 @@ class _Verification:
         self.public = public
         self.problems: list[AuditProblem] = []
         self.torn: list[AuditProblem] = []
-        self.claims: list[tuple[str, int, bytes, str]] = []
-        self.heads: dict[str, tuple[int, bytes]] = {}
+        self.claims: list[tuple[str, int, str, str]] = []
+        self.heads: dict[str, tuple[int, str]] = {}
         self.records = self.checkpoints = self.signed = 0
         self._roots: dict[str, dict[int, bytes]] = {}
         self._sizes: dict[str, int] = {}
@@ -141,11 +149,11 @@ class _Verification:
         if checkpoint is not None:
             self.checkpoints += 1
             self.signed += checkpoint.size
-            self.heads[name] = (checkpoint.size, checkpoint.root)
+            self.heads[name] = (checkpoint.size, checkpoint.root.hex())
         for record in walk.control:
             self._heads_of(name, record)
 
-    def claim(self, name: str, size: int, root: bytes, where: str) -> None:
+    def claim(self, name: str, size: int, root: str, where: str) -> None:
         """Hold a log against a head that something else remembers of it."""
         if any(problem.file in (f"{name}.log", f"{name}.checkpoint") for problem in self.problems):
             return  # already reported; what follows from it would only repeat it
@@ -165,14 +173,16 @@ class _Verification:
                 f"{path.name}: {self._sizes.get(name, 0)} records, but {where} says it had {size}: the log was cut"
             )
             self.problems.append(AuditProblem(path.name, 0, message))
-        elif roots[size] != root:
+        elif roots[size].hex() != root:
             message = f"{path.name}: the first {size} records are not the ones {where} remembers: the log was rewritten"
             self.problems.append(AuditProblem(path.name, 0, message))
 
     def _heads_of(self, name: str, envelope: bytes) -> None:
         try:
             heads = json.loads(envelope)["log"].get("heads", {})
-            claims = [(other, int(size), bytes.fromhex(root), f"{name}.log") for other, (size, root) in heads.items()]
+            claims = [
+                (other, int(size), bytes.fromhex(root).hex(), f"{name}.log") for other, (size, root) in heads.items()
+            ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.problems.append(
                 AuditProblem(f"{name}.log", 0, f"{name}.log: a record of the log's own is not readable")
@@ -201,16 +211,12 @@ def _log_records(folder: Path, name: str) -> Iterator[dict[str, Json]]:
     for index, (_, leaf) in enumerate(frames.leaves(data, frames.walk(data, name, public).end)):
         try:
             envelope = json.loads(leaf[frames.BODY :])
-            record = {
-                **envelope.get("record", envelope.get("log")),
-                "log": name,
-                "index": index,
-                "at_ms": envelope["at_ms"],
-            }
+            own = envelope["log"] if "log" in envelope else envelope["record"]
+            record = {**own, "log": name, "index": index, "at": int(envelope["at_ms"]) / 1000}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise AuditError(f"{path.name}: record {index} is not readable: run `agentops audit verify`") from None
         yield record
 
 
-def _at(record: dict[str, Json]) -> int:
-    return record["at_ms"]
+def _at(record: dict[str, Json]) -> float:
+    return record["at"]

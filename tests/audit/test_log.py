@@ -87,7 +87,7 @@ def test_records_carry_time_and_place(tmp_path: Path) -> None:
         "text": "naïve €",
         "log": record["log"],
         "index": index,
-        "at_ms": 12500,
+        "at": 12.5,
     }
 
 

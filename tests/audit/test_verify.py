@@ -1,7 +1,9 @@
 """Tampering: what an outsider with the public key catches, and what only an anchor catches."""
 
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -220,6 +222,16 @@ def test_a_missing_folder_and_a_missing_key_are_clear_errors(folder: Path, tmp_p
     (folder / "key.pub").unlink()
     with pytest.raises(AuditError, match="kept elsewhere"):
         verify(folder)
+
+
+def test_the_report_reads_as_sentences_and_as_json(folder: Path) -> None:
+    report = verify(folder)
+    assert report.lines() == ["records: 13, logs: 1, signed checkpoints: 1", "the log is whole"]
+    assert json.loads(json.dumps(asdict(report)))["heads"][log_of(folder).stem][0] == 13
+    log_of(folder).write_bytes(log_of(folder).read_bytes()[:-1])
+    lines = verify(folder).lines()
+    assert lines[-1] == "THE LOG WAS CHANGED OR DAMAGED"
+    assert "the log was cut" in lines[1]
 
 
 def test_an_empty_folder_is_fine(tmp_path: Path) -> None:
