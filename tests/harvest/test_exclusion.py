@@ -1,7 +1,9 @@
 """Protected texts: no copy passes, and what merely shares words does."""
 
 import random
+from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,16 @@ def test_description_names_no_text() -> None:
     described = str(Exclusion({"frozen": ["a secret question"], "sealed": []}).describe())
     assert "secret" not in described
     assert "'texts': 1" in described
+
+
+def test_the_support_desks_own_suites_do_not_overlap(repo: Path) -> None:
+    """Wordings are split between the suites, so almost no row of traffic may be taken for a copy."""
+    folder = repo / "pipelines" / "support" / "suites"
+    texts = {
+        name: [orjson.loads(line)["text"] for line in (folder / f"{name}.jsonl").read_bytes().splitlines()]
+        for name in ("frozen", "sealed", "traffic")
+    }
+    match = Exclusion({"frozen": texts["frozen"], "sealed": texts["sealed"]}).matcher(plain)
+    found = [text for text in texts["traffic"] if match(text)]
+    assert len(found) <= len(texts["traffic"]) // 100
+    assert all(match(text) for text in texts["sealed"])

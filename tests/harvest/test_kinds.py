@@ -225,11 +225,7 @@ def test_router_survives_what_is_not_text(harvested: Harvested, episode: Make) -
     strange = [
         episode("a", messages=("what", {"role": "user", "content": [{"type": "image_url"}]}), routes=(route("x"),)),
         episode("b", messages=(), routes=(route("x"),)),
-        episode(
-            "c",
-            messages=({"role": "user", "content": [{"type": "text", "text": "hello there"}]},),
-            routes=(route("x"),),
-        ),
+        episode("c", messages=parts, routes=(route("x"),)),
         episode("d", "long " * 2_000, routes=(route("x"),)),
         episode("e", "no route"),
     ]
