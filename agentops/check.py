@@ -10,7 +10,7 @@ from typing import Any
 from agentops import policy, project, redact, release
 from agentops.errors import AgentopsError
 from agentops.evaluate import gate_problems, load_suite
-from agentops.improve import labelled, labels_of, suite_path
+from agentops.labelled import labelled, labels_of, suite_path
 from agentops.plan import Playbooks, parse
 from agentops.project import Definition, Project, line_of
 from agentops.train.recipe import read as read_recipe

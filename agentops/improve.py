@@ -6,6 +6,8 @@ know each other: everything that joins them is here.
 """
 
 import hashlib
+import itertools
+import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,69 +21,31 @@ from agentops import project as projects
 from agentops.act import ToolGateway, execute
 from agentops.audit import MemoryAudit
 from agentops.cache import MemoryCache
-from agentops.errors import EvaluateError, HarvestError, ReleaseError, TrainError
+from agentops.errors import HarvestError, ReleaseError, TrainError
 from agentops.evaluate import Suite, evaluate_router, gate, load_suite
+from agentops.evaluate.statistics import proportion
 from agentops.graph import Clock
 from agentops.harvest import Exclusion
+from agentops.labelled import ROUTER, find_suite, labelled, labels_of, seed_rows, suite_path
 from agentops.models.encoder import load as load_encoder
 from agentops.plan import answer, parse
 from agentops.policy import Approvals, Budgets, principal
 from agentops.project import Definition, Project
 from agentops.release import Controller, Metrics, Replay, ReplayUnit, load_rules, replay
-from agentops.runtime import load_router
+from agentops.runtime import OWN_LABELS, load_router
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
 from agentops.trace import trajectories
 from agentops.train import fit_head
 from agentops.train.recipe import CausalRecipe, Machine
 from agentops.train.recipe import read as read_recipe
-from agentops.types import OUT_OF_SCOPE, Dataset, Gateway, Report, Router, Task
+from agentops.types import OUT_OF_SCOPE, Dataset, Gateway, Interval, Report, Route, Router, Task, Trajectory
 from agentops.workspace import Workspace
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
-ROUTER = "intent"
 
 
 # ------------------------------------------------------------------ suites
-
-
-def suite_path(pipeline: Definition, key: str) -> Path:
-    """File of the pipeline's `[evaluate] suite | sealed | replay`.
-
-    Raises:
-        EvaluateError: the recipe does not name it.
-    """
-    named = pipeline.table.get("evaluate", {}).get(key)
-    if not named:
-        raise EvaluateError(
-            f"pipelines/{pipeline.name}/recipe.toml: [evaluate] has no {key!r}: name a .jsonl or .csv file"
-        )
-    return pipeline.path / str(named)
-
-
-def labels_of(project: Project, router: str = ROUTER) -> frozenset[str]:
-    """The labels the router's definition knows, and OUT_OF_SCOPE."""
-    return frozenset(project.routers[router].table.get("labels", {})) | {OUT_OF_SCOPE}
-
-
-def find_suite(workspace: Workspace, name: str = "", pipeline: str = "") -> Suite:
-    """A suite by its role in the recipe ("suite" when empty, "sealed", "replay"), by its name in suites/, or by file.
-
-    Raises:
-        EvaluateError: no such suite; names the choices.
-    """
-    if Path(name).suffix:
-        return load_suite(Path(name))
-    definition = workspace.project.pipeline(pipeline)
-    if not name:
-        return load_suite(suite_path(definition, "suite"), labels_of(workspace.project))
-    file = definition.path / "suites" / f"{name}.jsonl"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in file.parent.glob("*.jsonl"))) or "none"
-        raise EvaluateError(
-            f"suite {name!r} does not exist in pipelines/{definition.name}/suites: {known}; or give a file"
-        )
-    return load_suite(file, labels_of(workspace.project))
 
 
 def exclusion(project: Project, pipeline: str = "") -> Exclusion:
@@ -114,45 +78,12 @@ def ensure_router(workspace: Workspace, router: str = ROUTER) -> str:
     """
     if workspace.registry.current(router):
         return ""
-    definition = workspace.project.routers[router]
-    file = definition.path / str(definition.table.get("router", {}).get("seed_data", "messages.csv"))
-    rows = labelled(file, labels_of(workspace.project, router))
-    made = train_router(workspace, rows, {"data": f"seed:{file.name}", "shipped": True}, router=router)
+    rows = seed_rows(workspace.project, router)
+    made = train_router(workspace, rows, {"data": "seed rows", "shipped": True}, router=router)
     workspace.registry.set(router, made.digest, by="agentops", reason=f"first version, fitted on {len(rows)} seed rows")
     return (
         f"router {router!r}: first version fitted on {len(rows)} seed rows; expect it to be weak until it is retrained"
     )
-
-
-def labelled(path: Path, labels: Iterable[str] | None = None) -> list[tuple[str, str]]:
-    """(text, label) rows of a labelled file: CSV with text and label (or category), JSONL rows of a harvest or a suite,
-    or a harvested folder. Requests with several labels are left out: each row teaches one.
-
-    Raises:
-        EvaluateError, TrainError: no such data, or a row that cannot be used; names the line.
-    """
-    if path.is_dir():
-        path = path / "rows.jsonl"
-    if not path.is_file():
-        raise TrainError(
-            f"no data at {str(path)!r}: give a CSV with text,label, a .jsonl or a folder made by `agentops harvest`"
-        )
-    if path.suffix == ".jsonl" and (path.parent / "manifest.json").is_file():
-        return [
-            _row(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()
-        ]
-    found = load_suite(path, None if labels is None else frozenset(labels))
-    return [(task.text, task.labels[0]) for task in found.tasks if len(task.labels) == 1]
-
-
-def _row(path: Path, number: int, line: bytes) -> tuple[str, str]:
-    try:
-        row = orjson.loads(line)
-        return str(row["text"]), str(row["label"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise TrainError(
-            f"{path.parent.name}/{path.name}:{number}: not a router row (text, label): harvest kind router"
-        ) from None
 
 
 def train_router(
@@ -179,7 +110,7 @@ def train_router(
         progress: called as (step, steps, values) while the adapter trains.
     """
     settings = workspace.project.settings
-    labels = labels_of(workspace.project, router) if router in workspace.project.routers else None
+    labels = None if router == OWN_LABELS else labels_of(workspace.project, router)
     with tempfile.TemporaryDirectory(prefix="agentops-train-") as folder:
         out = Path(folder) / "router"
         manifest: dict[str, Any] = fit_head(rows, load_encoder(settings.encoder), out, labels=labels, seed=seed)
@@ -190,7 +121,13 @@ def train_router(
             used = sorted({label for _, label in rows} - {OUT_OF_SCOPE})
             base = weights.causal(settings.causal_model)
             manifest["causal"] = fit_causal(rows, used, base, out / "causal", causal, progress=progress, on=machine)
-        manifest = {**manifest, **lineage, "rows_digest": rows_digest(rows), "project": workspace.project.digest}
+        manifest = {
+            **manifest,
+            **lineage,
+            "router": router,
+            "rows_digest": rows_digest(rows),
+            "project": workspace.project.digest,
+        }
         digest = workspace.artifacts.put(out, manifest)
     return Trained(digest, manifest)
 
@@ -202,6 +139,7 @@ def train_stage(
     *,
     pipeline: str = "",
     causal: bool = False,
+    own_labels: bool = False,
     base: Path | None = None,
     progress: Progress | None = None,
 ) -> Trained:
@@ -213,6 +151,7 @@ def train_stage(
         data: a harvested folder; for "router" also a labelled CSV.
         pipeline: whose recipe; "" = the only one.
         causal: with "router", also train the small language model's adapter.
+        own_labels: with "router", the labels are the data's and not the project's: a router to measure, not to release.
         base: base model folder of sft, dpo and grpo; default: the recipe's, then the packaged SmolLM2.
         progress: called as (step, steps, values).
 
@@ -225,11 +164,13 @@ def train_stage(
     if stage == "router":
         router = recipe.router.router
         tuned = (recipe.causal or CausalRecipe()) if causal else None
-        lineage["parent"] = workspace.registry.current(router)
-        rows, seed = labelled(data, labels_of(workspace.project, router)), recipe.router.seed
-        return train_router(
-            workspace, rows, lineage, router=router, causal=tuned, machine=recipe.machine, progress=progress, seed=seed
-        )
+        if own_labels:
+            router = OWN_LABELS
+        else:
+            lineage["parent"] = workspace.registry.current(router)
+        rows = labelled(data, None if own_labels else labels_of(workspace.project, router))
+        how = {"causal": tuned, "machine": recipe.machine, "progress": progress, "seed": recipe.router.seed}
+        return train_router(workspace, rows, lineage, router=router, **how)
     settings = {"sft": recipe.sft, "dpo": recipe.dpo, "grpo": recipe.grpo}.get(stage)
     if settings is None:
         raise TrainError(
@@ -242,7 +183,7 @@ def train_stage(
     more: dict[str, Any] = {}
     if stage == "grpo":
         terms = projects.module(workspace.project.root, f"pipelines.{definition.name}.rewards")
-        more["tasks"] = {task.id: task for task in find_suite(workspace, "traffic", pipeline).tasks}
+        more["tasks"] = {task.id: task for task in find_suite(workspace.project, "traffic", pipeline).tasks}
         more["terms"] = {name: getattr(terms, name) for name in ("process", "invalid") if hasattr(terms, name)}
         more["pace"] = getattr(terms, "pace", None)
         more["environment"] = lambda: environment(workspace, pipeline)
@@ -281,8 +222,9 @@ def harvest_dataset(
     where: str = "",
     options: Mapping[str, Any] | None = None,
     pipeline: str = "",
+    also: Iterable[Trajectory] = (),
 ) -> Dataset:
-    """A data set from the recorded traces, with the recipe's `[harvest]` options and the project's tool effects."""
+    """A data set from the recorded traces (and simulated episodes in `also`), with the recipe's `[harvest]` options."""
     recipe = dict(workspace.project.pipeline(pipeline).table.get("harvest", {}))
     recipe.pop("exclude", None)  # the suites named in [evaluate] are excluded whatever a recipe says
     given = {**recipe, "effects": {name: spec.effect for name, spec in workspace.specs.items()}, **(options or {})}
@@ -290,7 +232,7 @@ def harvest_dataset(
         given.setdefault("labels", sorted(labels_of(workspace.project)))
     return harvesting.harvest(
         kind,
-        trajectories(workspace.lake, where),
+        itertools.chain(trajectories(workspace.lake, where), also),
         out,
         exclude=exclusion(workspace.project, pipeline),
         redactor=workspace.redactor,
@@ -317,6 +259,37 @@ def evaluate_version(
     return gate(report, load_rules(workspace.project.policies).gate)
 
 
+def causal_accuracy(
+    workspace: Workspace, serving: str, candidate: str, suite: Suite, count: int
+) -> tuple[Interval, Interval]:
+    """Accuracy of the language-model stage alone, without and with the candidate's adapter.
+
+    Measured on the `count` single-route requests of the suite that the serving version's encoder is least sure of: the
+    ones this stage is for. Both see the same requests; neither sees the encoder's opinion.
+    """
+    from agentops.models.causal import CausalLabels
+
+    one = [task for task in suite.tasks if len(task.labels) == 1]
+    routed = load_router(workspace, serving).route([task.text for task in one])
+    unsure = sorted(zip(one, routed, strict=True), key=lambda pair: _sureness(pair[1]))[:count]
+    tasks = [task for task, _ in unsure]
+    adapter = workspace.artifacts.path(candidate) / "causal"
+    base = workspace.project.settings.causal_model
+    tuned = CausalLabels.load(base, adapter)
+    plain = CausalLabels.load(base, None, tuned.labels)
+    found = []
+    for model in (plain, tuned):
+        scores = model.scores([task.text for task in tasks])
+        right = [model.labels[int(row.argmax())] == task.labels[0] for row, task in zip(scores, tasks, strict=True)]
+        found.append(proportion([float(ok) for ok in right], [task.template or task.id for task in tasks]))
+    return found[0], found[1]
+
+
+def _sureness(routes: Sequence[Route]) -> float:
+    best = min(routes, key=lambda route: route.confidence)
+    return best.scores[0][1] if best.scores else 0.0
+
+
 def unseen(tasks: Sequence[Task], texts: Iterable[str]) -> list[Task]:
     """Tasks of wordings that none of the training `texts` has: a release is decided on what its candidate never saw.
 
@@ -339,8 +312,6 @@ def replay_units(
     Every distinct request is routed once by each version, alternating which goes first, so that both latencies are
     measured side by side. Routing only: no tool runs. A session succeeds when the set of routes is the labelled one.
     """
-    import random
-
     rng = random.Random(seed)
     measured: dict[str, tuple[Metrics, Metrics, bool]] = {}
     for number in range(sessions):
@@ -384,7 +355,7 @@ def release_on_replay(
 
 
 def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
-    """Episodes of this project in fresh worlds on virtual time, through the gateway, policy and scheduler of serving."""
+    """Episodes of this project in fresh worlds on virtual time, with the gateway, policy and scheduler of serving."""
     definition = workspace.project.pipeline(pipeline)
     verify = projects.module(workspace.project.root, f"pipelines.{definition.name}.verify").verify
 
@@ -444,7 +415,7 @@ def improve(
     trained = train_stage(workspace, "router", out, pipeline=pipeline, causal=causal, progress=progress)
     yield {"step": "train", "summary": f"artifact {trained.digest[:19]}", "digest": trained.digest}
     serving = workspace.registry.current(ROUTER)
-    report = evaluate_version(workspace, trained.digest, find_suite(workspace, "", pipeline), serving)
+    report = evaluate_version(workspace, trained.digest, find_suite(project, "", pipeline), serving)
     accuracy = report.metrics["accuracy"]
     verdict = {True: "passed", False: "failed", None: "inconclusive"}[report.passed]
     yield {"step": "evaluate", "summary": f"accuracy {accuracy}, gate {verdict}", "failed": not report.passed}

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from agentops import project as projects
 from agentops.act import ToolGateway, execute
-from agentops.errors import AgentopsError, PolicyError, ReleaseError
+from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError
 from agentops.plan import ModelPlanner, Playbooks, answer, parse
 from agentops.release import assign
 from agentops.route import TextRouter
@@ -47,6 +47,7 @@ _results = TypeAdapter(dict[str, ToolResult])
 _routes = TypeAdapter(tuple[Route, ...])
 _request = TypeAdapter(Request)
 
+OWN_LABELS = "own-labels"  # in a manifest: a router over its data's labels; it belongs to no definition
 FAILED = "Something went wrong on our side and nothing was changed that is not listed here. Please try again."
 WAITING = "This needs the approval of a colleague first. You will hear from us once it is decided."
 
@@ -326,9 +327,18 @@ class RouterShelf:
 
 
 def load_router(workspace: Workspace, digest: str, name: str = "intent") -> Router:
-    """The router stored under `digest`, with its labels' agents from the project."""
-    project = workspace.project
-    return TextRouter.load(workspace.artifacts.path(digest), project.routers[name], project.settings, digest)
+    """The router stored under `digest`, with its labels' agents from the project.
+
+    Raises:
+        RouteError: the artifact is no router.
+    """
+    project, made = workspace.project, workspace.artifacts.manifest(digest)
+    if "router" not in made:
+        raise RouteError(
+            f"artifact {digest[:19]} is no router (stage {made.get('stage', 'unknown')!r}): name a router's digest"
+        )
+    definition = None if made["router"] == OWN_LABELS else project.routers[name]
+    return TextRouter.load(workspace.artifacts.path(digest), definition, project.settings, digest)
 
 
 def planner(workspace: Workspace) -> tuple[Planner, dict[str, str]]:

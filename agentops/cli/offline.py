@@ -63,6 +63,9 @@ def train(
     causal: Annotated[
         bool, typer.Option("--causal", help="With --stage router: also tune the small language model.")
     ] = False,
+    own_labels: Annotated[
+        bool, typer.Option("--own-labels", help="With --stage router: the data has its own labels, not the project's.")
+    ] = False,
     base: Annotated[Path | None, typer.Option(help="Base model folder for sft, dpo and grpo.")] = None,
     project: ProjectDir = None,
     as_json: AsJson = False,
@@ -73,7 +76,9 @@ def train(
     if data is None:
         raise TrainError("--data is missing: name a folder made by `agentops harvest`, or a CSV with text,label")
     with open_workspace(project) as workspace, Bar(f"train {stage}") as bar:
-        made = train_stage(workspace, stage, data, pipeline=recipe, causal=causal, base=base, progress=bar)
+        made = train_stage(
+            workspace, stage, data, pipeline=recipe, causal=causal, own_labels=own_labels, base=base, progress=bar
+        )
     shown = {key: value for key, value in made.manifest.items() if isinstance(value, str | int | float)}
     lines = [
         f"artifact {made.digest}",
@@ -97,14 +102,15 @@ def evaluate(
     """Measure a router version on a suite with intervals, and gate it. Exit 1 when the gate fails."""
     from agentops.evaluate import junit as junit_xml
     from agentops.evaluate import to_json
-    from agentops.improve import ensure_router, evaluate_version, find_suite
+    from agentops.improve import ensure_router, evaluate_version
+    from agentops.labelled import find_suite
 
     with open_workspace(project) as workspace:
         ensure_router(workspace)
         serving = workspace.registry.current("intent")
         chosen = workspace.artifacts.resolve(candidate) if candidate else serving
         other = workspace.artifacts.resolve(baseline) if baseline else serving
-        report = evaluate_version(workspace, chosen, find_suite(workspace, suite), other, limit=limit)
+        report = evaluate_version(workspace, chosen, find_suite(workspace.project, suite), other, limit=limit)
     if junit is not None:
         junit.write_text(junit_xml(report), encoding="utf-8")
     show(to_json(report), as_json, report_lines(report))

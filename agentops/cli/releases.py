@@ -27,12 +27,15 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Gate the candidate on the frozen suite and open a release in shadow."""
-    from agentops.improve import evaluate_version, find_suite
+    from agentops.improve import evaluate_version
+    from agentops.labelled import find_suite
 
     with open_workspace(project) as workspace:
         report = None
         if not override:
-            report = evaluate_version(workspace, candidate, find_suite(workspace), workspace.registry.current(router))
+            report = evaluate_version(
+                workspace, candidate, find_suite(workspace.project), workspace.registry.current(router)
+            )
         opened = controller(workspace).start(router, candidate, by=getpass.getuser(), report=report, override=override)
     show(opened, as_json, [f"release {opened.id} of {router}: {opened.candidate[:19]} in {opened.stage}"])
 
