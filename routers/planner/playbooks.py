@@ -35,7 +35,7 @@ _PLACE = re.compile(
 )
 _BEFORE_STREET = _words(
     "to is at it in instead use address now here with live the and be go goes ship send deliver delivered home"
-    " for us me my our place office straight stay must should"
+    " for us me my our place office straight stay must should put bring take replace reroute forward"
 )
 _PREFIXES = _words("am an im in auf alte alter neue neuer obere untere grosse kleine hohe lange zum zur")
 _REFUND = re.compile(r"\brf[\s\-_:#.]{0,3}(\d{5})\b", re.IGNORECASE)
@@ -50,7 +50,11 @@ _MONEY = re.compile(
 _CENTS = re.compile(r"\b(\d{1,4})\s?cents?\b", re.IGNORECASE)
 _BARE = re.compile(r"(?<![\w.,-])#?(\d{4,5})(?![\w-]|[.,]\d)")
 _PRODUCT_WORD = re.compile(r"(?:product|item|article|model|number|no\.?|nr\.?|#)\s{0,2}#?$", re.IGNORECASE)
-_QUANTITY = re.compile(r"(?<![\w.,-])(\d{1,2})(?:\s?(?:x|×|pcs|pieces|units|of)\b|(?=\s|[,.!?;:)]|$))", re.IGNORECASE)
+_QUANTITY = re.compile(
+    r"(?<![\w.,-])(\d{1,2})(?!\s?(?:%|percent|days?\b|weeks?\b|months?\b|hours?\b|years?\b|o'clock))"
+    r"(?:\s?(?:x|×|pcs|pieces|units|of)\b|(?=\s|[,.!?;:)]|$))",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"[^\W\d_]{2,30}")
 _COUNTED = {
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
