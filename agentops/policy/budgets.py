@@ -3,8 +3,8 @@
 Invariant: what is reserved in all processes together never exceeds a limit; calls in flight count. A crash leaves its
 reservations counted, never forgotten. Cedar is stateless: three concurrent refunds would each pass a limit alone.
 
-Money is reserved exactly, one atomic update per reservation. Calls are leased from the shared state in small blocks
-that grow with use (1, 2, 4 … 16 of a user's day), so that most calls touch no disk; at the very edge of a limit a
+Money is reserved exactly, one atomic update per reservation. Calls are leased from the shared state in blocks
+that grow with use (1, 2, 4 … 64 of a user's day), so that most calls touch no disk; at the very edge of a limit a
 process may be refused what another has leased and not used. It knows no policy and no price.
 """
 
@@ -27,7 +27,7 @@ from agentops.policy.identity import DailyLimits
 from agentops.store import State
 from agentops.types import Run
 
-LEASE = 16  # calls at most in one lease
+LEASE = 64  # calls at most in one lease
 RUN_LEASE = 4  # calls leased beside the first of a run: most requests need no more, and a crash wastes few
 GRACE_S = 60.0  # a run's counters outlive its deadline by this much; no call starts after it
 KEEP_MONEY_S = 25 * 3600.0  # counters of a run that moved money: as long as an approval can resume it

@@ -172,7 +172,7 @@ def test_most_calls_touch_no_store(open_store: Callable[[], State]) -> None:
         run = run_at(NOON, id=f"run-{request}")
         for _ in range(4):
             assert budgets.reserve(run, 1, 0) is not None
-    assert counting.writes < 80  # 200 calls of 50 runs: one write a run, and one for each 16 calls of the user
+    assert counting.writes < 80  # 200 calls of 50 runs: one write a run, and one for each lease of the user
 
 
 def test_finished_runs_leave_nothing_behind(open_store: Callable[[], State]) -> None:
