@@ -95,7 +95,7 @@ async def evaluate_agent(
             (a, b) for a, b in zip(episodes, others, strict=True) if a.success is not None and b.success is not None
         ]
         ours, theirs = [float(bool(a.success)) for a, _ in pairs], [float(bool(b.success)) for _, b in pairs]
-        known = [float(bool(e.success)) for e in others if e.success is not None]
+        known = [float(e.success) for e in others if e.success is not None]
         metrics["baseline/success"] = statistics.proportion(known)
         metrics["difference"] = statistics.paired_difference(ours, theirs, _templates([a.task for a, _ in pairs]))
         details["fixed"] = sum(a > b for a, b in zip(ours, theirs, strict=True))

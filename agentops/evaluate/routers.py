@@ -18,7 +18,7 @@ from agentops.types import OUT_OF_SCOPE, Interval, Report, Route, Router, Task
 
 BATCH = 64
 SHOWN = 200  # task ids kept of each kind of flip
-TIMED = 200  # texts routed one at a time for the latency figures
+TIMED = 300  # texts routed one at a time for the latency figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,8 +169,8 @@ def quantile(values: Sequence[float], share: float) -> Interval:
     if n == 0:
         return Interval(math.nan, -math.inf, math.inf, 0)
     half = Z * math.sqrt(n * share * (1 - share))
-    low = int(max(0, math.floor(n * share - half)))
-    high = int(min(n - 1, math.ceil(n * share + half)))
+    low = max(0, math.floor(n * share - half))
+    high = min(n - 1, math.ceil(n * share + half))
     return Interval(float(np.quantile(data, share)), float(data[low]), float(data[high]), n)
 
 

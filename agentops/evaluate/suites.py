@@ -130,7 +130,7 @@ def _task(where: str, row: Mapping[str, Any]) -> Task:
     missing = sorted(_REQUIRED - set(row))
     if missing:
         raise EvaluateError(f"{where}: field {missing[0]!r} is missing")
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in row.items():
         kind = _KINDS[key]
         if typing.get_origin(kind) is tuple:

@@ -56,8 +56,8 @@ def log_mixture(logs: np.ndarray) -> np.ndarray:
 class Evidence:
     """Both processes for every guardrail, one run or many at once.
 
-    Arrays have shape (G,) for one run, (runs, G) for a simulation of many. `peak_harm` and `peak_promote` are the
-    largest log values so far: a test that has crossed its limit stays crossed.
+    Arrays have shape (G,) for one run, (runs, G) for a simulation of many. `peak_harm` is the largest log value so far:
+    a harm test that has crossed its limit stays crossed, however seldom one looks.
     """
 
     def __init__(self, tolerance: Sequence[float], margin: Sequence[float], runs: int | None = None) -> None:
@@ -67,7 +67,6 @@ class Evidence:
         self.harm = np.zeros((*shape, len(BETS)))
         self.promote = np.zeros((*shape, len(BETS)))
         self.peak_harm = np.zeros(shape)
-        self.peak_promote = np.zeros(shape)
         self.n = np.zeros(shape, dtype=int)
         self.total = np.zeros(shape)
         self.squares = np.zeros(shape)
@@ -83,7 +82,6 @@ class Evidence:
         self.harm[rows] += harm_factors(difference, self.tolerance)
         self.promote[rows] += promote_factors(difference, self.margin)
         self.peak_harm[rows] = np.maximum(self.peak_harm[rows], log_mixture(self.harm[rows]))
-        self.peak_promote[rows] = np.maximum(self.peak_promote[rows], log_mixture(self.promote[rows]))
         value = np.where(known, difference, 0.0)
         self.n[rows] += known
         self.total[rows] += value
@@ -100,17 +98,17 @@ class Evidence:
         return confidence_sequence(int(self.n[column]), float(self.total[column]), float(self.squares[column]), alpha)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name).tolist() for name in _EVIDENCE}
+        return {name: getattr(self, name).tolist() for name in EVIDENCE_FIELDS}
 
     @classmethod
     def from_json(cls, tolerance: Sequence[float], margin: Sequence[float], saved: Mapping[str, Any]) -> "Evidence":
-        return _restored(cls(tolerance, margin), _EVIDENCE, saved)
+        return _restored(cls(tolerance, margin), EVIDENCE_FIELDS, saved)
 
 
-_EVIDENCE = ("harm", "promote", "peak_harm", "peak_promote", "n", "total", "squares")
+EVIDENCE_FIELDS = ("harm", "promote", "peak_harm", "n", "total", "squares")
 
 
-_WATCH = ("logs", "peak", "n")
+WATCH_FIELDS = ("logs", "peak", "n")
 
 
 class Watch:
@@ -139,11 +137,11 @@ class Watch:
         return log_mixture(self.logs)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name).tolist() for name in _WATCH}
+        return {name: getattr(self, name).tolist() for name in WATCH_FIELDS}
 
     @classmethod
     def from_json(cls, tolerance: Sequence[float], saved: Mapping[str, Any]) -> "Watch":
-        return _restored(cls(tolerance), _WATCH, saved)
+        return _restored(cls(tolerance), WATCH_FIELDS, saved)
 
 
 class SampleRatio:

@@ -56,12 +56,12 @@ def _shadow(monitor: Monitor) -> tuple[Action, str]:
 def _canary(monitor: Monitor, number: int) -> tuple[Action, str]:
     rules, evidence = monitor.rules, monitor.evidence
     step, last = rules.steps[number], number == len(rules.steps) - 1
-    limits = np.array(rules.harm_limits)
+    limits, proofs = np.array(rules.harm_limits), monitor.proofs()
     moved = int(
         ramp.move(
             evidence.peak_harm,
             limits,
-            evidence.peak_promote,
+            np.array(list(proofs.values())),
             monitor.step_units,
             monitor.units,
             step.units,
@@ -75,8 +75,8 @@ def _canary(monitor: Monitor, number: int) -> tuple[Action, str]:
     unhealthy = monitor.unhealthy()
     if unhealthy:
         return "freeze", unhealthy
-    weakest = int(evidence.peak_promote.argmin())
-    name, proof = GUARDRAILS[weakest], float(np.exp(evidence.peak_promote[weakest]))
+    name = min(proofs, key=lambda one: proofs[one])
+    proof = float(np.exp(proofs[name]))
     share = f"{100 * monitor.weight:.3g} %"
     if moved == ramp.PROMOTE:
         return "promote", (
@@ -90,7 +90,7 @@ def _canary(monitor: Monitor, number: int) -> tuple[Action, str]:
             f"undecided after {monitor.units} canary sessions: {name} shows neither harm nor non-inferiority "
             f"(e-value {proof:.3g} of {rules.steps[-1].evidence:g})"
         )
-    if int(evidence.n[weakest]) == 0:
+    if name in GUARDRAILS and int(evidence.n[GUARDRAILS.index(name)]) == 0:
         return "hold", f"no comparison of {name} yet: without a metric nothing moves"
     return "hold", (
         f"{monitor.step_units} of {step.units} canary sessions at {share}, weakest evidence {name} {proof:.3g} "

@@ -49,8 +49,7 @@ class Monitor:
         self.ledger = Ledger()
         self.pairing = Pairing()
         self.evidence = Evidence(rules.tolerances, rules.margins)
-        limit = rules.health.missing_difference
-        self.missing = Evidence([limit, limit], [0.5, 0.5])  # both directions; its promote side is not used
+        self.missing = _missing(rules)
         self.ratio = SampleRatio()
         self.watch = Watch(rules.tolerances)
         self.hard: str = ""  # first hard failure of the candidate
@@ -127,8 +126,7 @@ class Monitor:
     def forgive(self) -> None:
         """Begin the health tests and the count of sessions anew, after a person looked at what froze the release."""
         self.units = 0
-        limit = self.rules.health.missing_difference
-        self.ratio, self.missing = SampleRatio(), Evidence([limit, limit], [0.5, 0.5])
+        self.ratio, self.missing = SampleRatio(), _missing(self.rules)
 
     # ------------------------------------------------------------------ figures
 
@@ -136,6 +134,12 @@ class Monitor:
     def disagreement(self) -> float | None:
         """Share of sessions in which the two versions disagreed; None when nobody compared them."""
         return self.counts["disagreed"] / self.counts["compared"] if self.counts["compared"] else None
+
+    def proofs(self) -> dict[str, float]:
+        """log e-value of each thing that must be shown before promotion: the guardrails, and equally complete
+        outcomes."""
+        found = dict(zip(GUARDRAILS, map(float, self.evidence.log_promote()), strict=True))
+        return {**found, "missing outcomes": float(self.missing.log_promote().min())}
 
     def unhealthy(self) -> str:
         """Why the data cannot be trusted, or "". Both tests may be asked at any time."""
@@ -168,7 +172,6 @@ class Monitor:
                 "harm_e_peak": _e(self.evidence.peak_harm[column]),
                 "harm_limit": 1 / self.rules.guardrails[name].alpha,
                 "promote_e": _e(self.evidence.log_promote()[column]),
-                "promote_e_peak": _e(self.evidence.peak_promote[column]),
                 "margin": self.rules.guardrails[name].margin,
             }
             if self.stage == "full":
@@ -182,6 +185,8 @@ class Monitor:
             "open_sessions": len(self.ledger.open),
             "disagreement": self.disagreement,
             "sample_ratio_e": _e(self.ratio.log_e),
+            "missing_e": _e(self.missing.peak_harm.max()),
+            "missing_promote_e": _e(self.missing.log_promote().min()),
             "p95_s": self.p95,
             "mean_cost": self.mean_cost,
             "shadow_p95_s": _quantile(self.shadow_latencies),
@@ -208,11 +213,10 @@ class Monitor:
         monitor = cls(rules)
         for name in _PLAIN:
             setattr(monitor, name, saved[name])
-        limit = rules.health.missing_difference
         monitor.ledger = Ledger.from_json(saved["ledger"])
         monitor.pairing = Pairing.from_json(saved["pairing"])
         monitor.evidence = Evidence.from_json(rules.tolerances, rules.margins, saved["evidence"])
-        monitor.missing = Evidence.from_json([limit, limit], [0.5, 0.5], saved["missing_evidence"])
+        monitor.missing = _missing(rules, saved["missing_evidence"])
         monitor.ratio = SampleRatio(saved["ratio"])
         monitor.watch = Watch.from_json(rules.tolerances, saved["watch"])
         return monitor
@@ -222,6 +226,13 @@ _PLAIN = (
     "stage", "weight", "counts", "step_units", "units", "latencies", "shadow_latencies", "cost", "p95", "mean_cost",
     "hard",
 )  # fmt: skip
+
+
+def _missing(rules: Rules, saved: Mapping[str, Any] | None = None) -> Evidence:
+    """Difference in missing outcomes, in both directions."""
+    health = rules.health
+    tolerance, margin = [health.missing_difference] * 2, [health.missing_margin] * 2
+    return Evidence(tolerance, margin) if saved is None else Evidence.from_json(tolerance, margin, saved)
 
 
 def _plain(value: float) -> float | None:

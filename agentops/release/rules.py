@@ -58,6 +58,7 @@ class Guardrail(_Table):
 class Health(_Table):
     sample_ratio_alpha: Share
     missing_difference: Rate
+    missing_margin: Share
     missing_alpha: Share
 
 
@@ -216,6 +217,9 @@ def _contradictions(parsed: _File) -> list[tuple[tuple[str | int, ...], str]]:
         if rail.margin <= rail.tolerance:
             message = f"margin = {rail.margin} must be larger than tolerance = {rail.tolerance}"
             found.append((("guardrails", name, "margin"), message))
+    if parsed.health.missing_margin <= parsed.health.missing_difference:
+        message = f"missing_margin = {parsed.health.missing_margin} must be larger than missing_difference"
+        found.append((("health", "missing_margin"), message))
     if parsed.hold_back.roll_back < parsed.hold_back.warn:
         found.append((("hold_back", "roll_back"), f"roll_back = {parsed.hold_back.roll_back:g} is below warn"))
     if not isinstance(parsed.gate.get("required", True), bool):
