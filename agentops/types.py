@@ -234,6 +234,7 @@ class Step:
     arguments: Mapping[str, Any]
     after: tuple[str, ...] = ()  # every step it waits for: references plus ordering of effects
     stage: int = 0  # the line it is written on, counted from 0: steps of one stage never wait for each other
+    part: int = 0  # steps of different parts neither wait for each other nor fail together
     agent: str = ""  # sub-agent under whose ceiling it runs; "" = the run's own
 
 

@@ -162,6 +162,11 @@ class ToolGateway:
         except _Refused as refused:
             outcome = Outcome(refused.status, error=refused.error)
             decision, approval_id = refused.decision or decision, refused.approval_id
+        except StoreError as error:  # only before the tool runs: nothing after it needs the shared state to succeed
+            _LOG.warning("a call was refused: %s", error)
+            outcome = Outcome(
+                "error", error=f"{call.tool}: budgets and approvals cannot be checked now; try again later"
+            )
         except Exception as error:  # noqa: BLE001 - fail closed: nothing unforeseen may pass or reach the caller
             outcome = internal_error(call.tool if call.tool in self._tools else "unknown", error, self._redactor)
         return ToolResult(
@@ -216,10 +221,7 @@ class ToolGateway:
             raise _Refused(
                 "denied", f"{call.tool}: {tool.spec.amount_arg} must be a whole number, not negative, below 2^53"
             )
-        try:
-            reservation = self._budgets.reserve(run, 1, money)
-        except StoreError:
-            raise _Refused("error", f"{call.tool}: budgets cannot be checked at the moment; try again") from None
+        reservation = self._budgets.reserve(run, 1, money)
         if reservation is None:
             self._post(self._record(run, tool, call, "tool.decision", Decision("deny", "", ("budget",))))
             raise _Refused("denied", f"{call.tool}: the limit of calls or money for this request or day is reached")
@@ -250,12 +252,7 @@ class ToolGateway:
         self, run: Run, tool: Tool, call: ToolCall, asked: Decision, facts: dict[str, Json]
     ) -> tuple[Decision, str]:
         """The decision under the approval of this very call; asks for one when there is none."""
-        try:
-            approval = self._approvals.request(run, call, tool.spec, asked)
-        except StoreError:
-            raise _Refused(
-                "error", f"{call.tool}: approvals cannot be checked at the moment; try again", asked
-            ) from None
+        approval = self._approvals.request(run, call, tool.spec, asked)
         if approval.status == "approved":
             decision = self._policy.decide(run, call, tool.spec, {**facts, "approved": approval.approver})
             if decision.effect == "allow":

@@ -94,6 +94,9 @@ class _Execution:
             for step, result in done.items()
             if step in self._steps and result.status not in ("pending", "skipped")
         }
+        self._before = Labels()  # what the run had seen before this turn: it may have been in another process
+        for result in self._done.values():
+            self._before = self._before.join(result.labels)
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -124,7 +127,7 @@ class _Execution:
     async def _call(self, step: Step) -> None:
         key = idempotency_key(self._run, self._plan, step.id)
         values = {name: self.results[name].value for name in self._needs[step.id]}
-        labels = Labels()
+        labels = self._before
         for name in self._needs[step.id]:
             labels = labels.join(self.results[name].labels)
         try:

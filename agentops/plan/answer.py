@@ -1,7 +1,7 @@
 """The answer of an episode, from a plan and what its steps returned.
 
-Invariant: it says only what results hold. A hole without its result is never filled with a guess, and when a step failed a
-sentence without a hole is not said either: it could claim what did not happen.
+Invariant: it says only what results hold. A hole without its result is never filled with a guess, and when a step
+failed a sentence without a hole is not said either: it could claim what did not happen.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,12 @@
     # one stage a line; `&` between calls that may run at the same time
     o = get_order("A-1001") & k = search_articles(query="returns")
     r = refund_order(o.id, amount_cents=o.total_cents)
-    say "Refunded {r.amount_cents} cents of order {o.id}. See {k.items.0.title}."
+    also
+    s = check_stock("SKU-7")
+    say "Refunded {r.amount_cents} cents of order {o.id}. See {k.items.0.title}.\\nThere are {s.available} left."
+
+`also` begins a part that is independent of the others: another request in the same message. Its steps neither wait for
+theirs nor refer to them, and are not skipped when one of them fails; the answer speaks of all.
 
 Invariant: `parse(format(plan), tools) == plan` for every plan that `parse` returned, and `parse` raises nothing but
 PlanError, in time linear in the text. It evaluates nothing: a value is a JSON literal or a reference to an earlier
@@ -25,15 +30,15 @@ from agentops.types import Json, Plan, Ref, Step, ToolSpec
 MAX_STEPS = 64
 MAX_BYTES = 16_384
 MAX_DEPTH = 8  # nesting of lists and objects in a value
-RESERVED = ("say", "handoff", "true", "false", "null")
+RESERVED = ("say", "handoff", "also", "true", "false", "null")
 _SLOT = re.compile(r"\$([a-z_][a-z0-9_]*)")
 
 
 def parse(text: str, tools: Mapping[str, ToolSpec], source: str = "", slots: Mapping[str, Json] | None = None) -> Plan:
     """The plan written in `text`.
 
-    A step with an effect (anything but "read") waits for every step of earlier lines; a read waits for the
-    effects of earlier lines and for the steps it refers to. Positional arguments follow the order of the tool's schema.
+    A step with an effect (anything but "read") waits for every step of its part's earlier lines; a read waits for the
+    effects of those lines and for the steps it refers to. Positional arguments follow the order of the tool's schema.
 
     Args:
         text: at most 16 kB and 64 steps.
@@ -63,12 +68,16 @@ def format(plan: Plan) -> str:
         return f"handoff {literals.write(plan.handoff)}"
     lines: list[list[Step]] = []
     for step in plan.steps:
-        together = bool(lines) and lines[-1][0].stage == step.stage
+        together = bool(lines) and (lines[-1][0].stage, lines[-1][0].part) == (step.stage, step.part)
         if together and not {other.id for other in lines[-1]} & {*step.after, *graph.references(step.arguments)}:
             lines[-1].append(step)
         else:
             lines.append([step])
-    written = [" & ".join(map(_call, line)) for line in lines]
+    written: list[str] = []
+    for line, before in zip(lines, [*lines[:1], *lines], strict=False):
+        if line[0].part != before[0].part:
+            written.append("also")
+        written.append(" & ".join(map(_call, line)))
     return "\n".join([*written, f"say {literals.write(plan.say)}"])
 
 
@@ -127,9 +136,10 @@ class _Parser:
         self._tools = tools
         self._slots = slots
         self._defined = defined
-        self._earlier: dict[str, Step] = {}
-        self._effects: list[str] = []  # ids of earlier lines' steps with an effect
-        self._stages = 0
+        self._steps: dict[str, Step] = {}  # of the parts before
+        self._earlier: dict[str, Step] = {}  # of this part's lines before
+        self._effects: list[str] = []  # ids of this part's earlier steps with an effect
+        self._stages = self._parts = 0
         self._say: str | None = None
         self._handoff = ""
         self._line: list[Step] = []
@@ -145,6 +155,9 @@ class _Parser:
         if word.kind == "name" and word.text in ("say", "handoff"):
             self._closing(cursor)
             return
+        if word.kind == "name" and word.text == "also" and len(tokens) == 1:
+            self._next_part(word)
+            return
         self._line = []
         while True:
             cursor = self._step(cursor)
@@ -157,18 +170,30 @@ class _Parser:
 
     def plan(self, source: str) -> Plan:
         if self._say is None and not self._handoff:
-            known = "steps" if self._earlier else "a plan that is empty"
+            known = "steps" if self._all() else "a plan that is empty"
             raise PlanError(
                 f'{known} without an answer: the last line of a plan is say "…" (or handoff "…" instead of steps)'
             )
-        plan = Plan(tuple(self._earlier.values()), self._say or "", source=source, handoff=self._handoff)
+        plan = Plan(tuple(self._all().values()), self._say or "", source=source, handoff=self._handoff)
         text = format(plan)
         if len(text.encode()) > MAX_BYTES:
             raise PlanError(f"a plan of {len(text)} characters, written out, is too long: at most {MAX_BYTES} bytes")
         return replace(plan, text=text)
 
+    def _all(self) -> dict[str, Step]:
+        return {**self._steps, **self._earlier}
+
+    def _next_part(self, word: Token) -> None:
+        if not self._earlier:
+            raise lexer.error(word, "also stands between two parts: there is no step before it")
+        self._steps = self._all()
+        self._earlier, self._effects = {}, []
+        self._parts += 1
+
     def _closing(self, cursor: _Cursor) -> None:
         word, text = cursor.token, cursor.ahead().token
+        if self._parts and not self._earlier:
+            raise lexer.error(word, "also stands between two parts: there is no step after it")
         if text.kind != "string":
             raise lexer.error(text, f'{word.text} needs a text in double quotes: {word.text} "…", found {text.shown}')
         end = cursor.ahead(2).token
@@ -176,7 +201,7 @@ class _Parser:
             raise lexer.error(end, f"expected the end of the line after {word.text}, found {end.shown}")
         value = self._filled(text)
         if word.text == "handoff":
-            if self._earlier:
+            if self._all():
                 raise lexer.error(word, "handoff takes the place of steps: a plan has either")
             if not value.strip():
                 raise lexer.error(text, "handoff needs a summary for the person who takes over")
@@ -187,8 +212,9 @@ class _Parser:
         except ValueError as error:
             raise lexer.error(text, f"{error} (a literal brace is written {{{{ or }}}})") from None
         for hole in holes:
-            if hole.step not in self._earlier:
-                raise lexer.error(text, f"say refers to {hole.step!r}, which is no step; {self._known_steps()}")
+            if hole.step not in self._all():
+                known = self._known_steps(self._all())
+                raise lexer.error(text, f"say refers to {hole.step!r}, which is no step; {known}")
         self._say = value
 
     def _filled(self, token: Token) -> str:
@@ -222,10 +248,10 @@ class _Parser:
         if named:
             if first.text in RESERVED or "." in first.text or len(first.text) > 64:
                 raise lexer.error(first, f"{first.text[:80]!r} cannot name a step: use [a-z][a-z0-9_]*, no keyword")
-            if first.text in self._earlier or any(step.id == first.text for step in self._line):
+            if first.text in self._all() or any(step.id == first.text for step in self._line):
                 raise lexer.error(first, f"{first.text!r} already names a step: every name is used once")
             cursor = cursor.ahead(2)
-        if len(self._earlier) + len(self._line) >= MAX_STEPS:
+        if len(self._steps) + len(self._earlier) + len(self._line) >= MAX_STEPS:
             raise lexer.error(first, f"a plan has at most {MAX_STEPS} steps")
         word = cursor.token
         spec = self._tools.get(word.text) if word.kind == "name" else None
@@ -237,7 +263,8 @@ class _Parser:
         before = [*self._earlier] if spec.effect != "read" else self._effects
         needed = {*before, *graph.references(given)}
         after = tuple(name for name in self._earlier if name in needed)
-        self._line.append(Step(first.text if named else self._name(), spec.name, given, after, self._stages))
+        name = first.text if named else self._name()
+        self._line.append(Step(name, spec.name, given, after, self._stages, self._parts))
         return cursor
 
     def _name(self) -> str:
@@ -333,12 +360,15 @@ class _Parser:
             raise lexer.error(
                 token, f"{found.step!r} runs at the same time: move the step that uses it to a later line"
             )
+        if found.step in self._steps:
+            raise lexer.error(token, f"{found.step!r} belongs to another part: nothing waits across also")
         if self._defined.get(found.step, 0) >= token.line:
             line = self._defined[found.step]
             raise lexer.error(token, f"{found.step!r} is defined on line {line}: a reference goes to an earlier line")
         raise lexer.error(
-            token, f"{found.step!r} is no earlier step; {self._known_steps()}; a text goes in double quotes"
+            token,
+            f"{found.step!r} is no earlier step; {self._known_steps(self._earlier)}; a text goes in double quotes",
         )
 
-    def _known_steps(self) -> str:
-        return f"steps: {lexer.listed(self._earlier)}" if self._earlier else "there is no earlier step"
+    def _known_steps(self, steps: Mapping[str, Step]) -> str:
+        return f"steps: {lexer.listed(steps)}" if steps else "there is no earlier step"

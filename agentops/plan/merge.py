@@ -2,7 +2,7 @@
 
 Invariant: the merged plan is an ordinary plan of the language (it is written and parsed again), so its order of effects
 is the language's. Plans that change things and speak of the same thing run one after the other, in order of mention;
-all others run side by side, line by line.
+all others are independent parts: one that fails or waits for an approval holds up no other.
 """
 
 import re
@@ -32,20 +32,30 @@ def merged(plans: Sequence[Plan], tools: Mapping[str, ToolSpec]) -> Plan:
         return plans[0]
     if len(plans) > len(string.ascii_lowercase):
         raise PlanError(f"{len(plans)} plans for one message are too many: at most 26")
-    steps: list[Step] = []
-    ends: list[int] = []  # first stage after each plan
     renamed = [_renamed(plan, letter + "_") for plan, letter in zip(plans, string.ascii_lowercase, strict=False)]
-    for plan in renamed:
-        before = [end for other, end in zip(renamed, ends, strict=False) if _clash(other, plan, tools)]
-        start = max(before, default=0)
-        steps += [replace(step, stage=start + step.stage) for step in plan.steps]
-        ends.append(start + 1 + max((step.stage for step in plan.steps), default=-1))
-    steps.sort(key=lambda step: step.stage)  # stable: within a stage in order of mention
+    steps: list[Step] = []
+    for part, group in enumerate(_groups(renamed, tools)):
+        for plan in group:
+            start = len(steps)  # above every stage so far: only the order counts
+            steps += [replace(step, stage=start + step.stage, part=part) for step in plan.steps]
     say = "\n".join(dict.fromkeys(plan.say for plan in renamed if plan.say))
     sources = "+".join(dict.fromkeys(plan.source for plan in plans if plan.source))
     whole = language.parse(language.format(Plan(tuple(steps), say)), tools, sources)
-    agents = {step.id: step.agent for step in steps}  # not part of the language: who may do a step is not the plan's say
+    agents = {
+        step.id: step.agent for step in steps
+    }  # not part of the language: who may do a step is not the plan's say
     return replace(whole, steps=tuple(replace(step, agent=agents[step.id]) for step in whole.steps))
+
+
+def _groups(plans: Sequence[Plan], tools: Mapping[str, ToolSpec]) -> list[list[Plan]]:
+    """Plans with steps, those that must run one after the other together, in order of mention."""
+    groups: list[list[Plan]] = []
+    for plan in plans:
+        if plan.steps:
+            bound = [group for group in groups if any(_clash(other, plan, tools) for other in group)]
+            groups = [group for group in groups if group not in bound]
+            groups.append([*(other for group in bound for other in group), plan])
+    return sorted(groups, key=lambda group: plans.index(group[0]))
 
 
 def _clash(one: Plan, other: Plan, tools: Mapping[str, ToolSpec]) -> bool:

@@ -108,6 +108,15 @@ def test_fifty_concurrent_calls_never_pass_the_limit(desk: Any) -> None:
     assert desk.world.counts == {"work": 10}
 
 
+def test_without_the_shared_state_nothing_runs(desk: Any) -> None:
+    desk.state.close()
+    for name in ("look", "cancel"):
+        result = desk.go(desk.call(name, order_id="A"))
+        assert (result.status, "try again later" in result.error) == ("error", True)
+    assert desk.world.counts == {}
+    desk.restart()
+
+
 # ------------------------------------------------------------------ approvals
 
 

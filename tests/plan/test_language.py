@@ -59,6 +59,19 @@ def test_compact_writing_without_spaces_and_names() -> None:
     assert plan.steps[1].arguments == {"query": "x", "kinds": ["a", {"b": [1, -2500.0, None, True]}]}
 
 
+def test_also_begins_an_independent_part() -> None:
+    plan = parse(
+        'a = get_order("1")\nb = cancel("1")\nalso\nc = get_order("2")\nd = refund(c.id, 5)\nsay "{b.id} {d.id}"'
+    )
+    assert [(step.id, step.part, step.stage, step.after) for step in plan.steps] == [
+        ("a", 0, 0, ()),
+        ("b", 0, 1, ("a",)),
+        ("c", 1, 2, ()),
+        ("d", 1, 3, ("c",)),
+    ]
+    assert parse(plan.text) == plan
+
+
 def test_effects_wait_for_everything_earlier_and_reads_only_for_effects_and_references() -> None:
     plan = parse(
         'a = get_order("1")\nb = get_order("2")\nc = cancel("3") & d = get_order(b.id)\ne = get_order("4")\n'
@@ -104,6 +117,11 @@ def test_effects_wait_for_everything_earlier_and_reads_only_for_effects_and_refe
         ('true = get_order("1")\nsay ""', ["cannot name a step"]),
         ('a = get_order("1")\nhandoff "x"', ["takes the place"]),
         ('handoff " "', ["summary"]),
+        ('also\nsay ""', ["no step before"]),
+        ('a = get_order("1")\nalso\nsay ""', ["no step after"]),
+        ('a = get_order("1")\nalso\nb = get_order(a.id)\nsay ""', ["another part"]),
+        ('a = get_order("1")\nalso\na = get_order("2")\nsay ""', ["already names"]),
+        ('also = get_order("1")\nsay ""', ["cannot name a step"]),
         ("\n".join(f's{i} = get_order("1")' for i in range(65)), ["at most 64 steps"]),
         ("# " + "x" * 20_000, ["too long"]),
     ],
@@ -137,8 +155,11 @@ def plans(draw: st.DrawFn) -> Plan:
     earlier: list[str] = []
     effects: list[str] = []
     steps: list[Step] = []
-    stage = 0
+    stage = part = 0
+    done: list[str] = []
     while names:
+        if earlier and draw(st.booleans()) and draw(st.booleans()):
+            done, earlier, effects, part = done + earlier, [], [], part + 1
         line = [names.pop(0) for _ in range(min(len(names), draw(st.integers(1, 4))))]
         written = []
         for name in line:
@@ -157,14 +178,14 @@ def plans(draw: st.DrawFn) -> Plan:
             tool = draw(st.sampled_from(["search", "refund", "cancel", "get_order"]))
             given = {"search": {"kinds": value}, "refund": {"order_id": "1", "cents": 5}}.get(tool, {"order_id": "x"})
             needed = language.graph.references(given) | set(earlier if TOOLS[tool].effect != "read" else effects)
-            written.append(Step(name, tool, given, tuple(other for other in earlier if other in needed), stage))
+            written.append(Step(name, tool, given, tuple(other for other in earlier if other in needed), stage, part))
         steps += written
         earlier += line
         effects += [step.id for step in written if TOOLS[step.tool].effect != "read"]
         stage += 1
     say = draw(st.text(max_size=20).filter(lambda text: "{" not in text and "}" not in text))
-    if earlier:
-        say += "{" + draw(st.sampled_from(earlier)) + ".x}"
+    if done + earlier:
+        say += "{" + draw(st.sampled_from(done + earlier)) + ".x}"
     return Plan(tuple(steps), say)
 
 
@@ -177,7 +198,7 @@ def test_parse_inverts_format(plan: Plan) -> None:
 
 
 FRAGMENTS = st.sampled_from(
-    ['"', "\\", "(", ")", "[", "{", "}", "]", ",", "=", "&", "\n", "#", "say ", "handoff ", "a", "a.b", "get_order",
+    ['"', "\\", "(", ")", "[", "{", "}", "]", ",", "=", "&", "\n", "#", "say ", "handoff ", "also", "a", "get_order",
      "search", 'a = get_order("1")', "1", "-", "1e9", ".", "é", "\x00", "\ud800", " ", "null", ":"]
 )  # fmt: skip
 
