@@ -41,8 +41,9 @@ def load(base: Path, adapter: Path | None = None) -> tuple[Any, Any]:
 
     if not (base / "config.json").is_file():
         raise TrainError(f"base {base.name!r} has no config.json: give the folder of a Hugging Face causal model")
+    model: Any
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(base, dtype="float32", local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise TrainError(f"base {base.name!r} cannot be loaded: {type(error).__name__}: {error}") from error

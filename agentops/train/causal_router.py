@@ -209,7 +209,8 @@ def _trainer_class() -> type:
             answered = inputs["labels"] != -100
             before = answered.roll(-1, dims=1)  # the position that predicts the answer token
             answers = self.answers.to(hidden.device)
-            table = self.accelerator.unwrap_model(model).get_output_embeddings().weight
+            bare: Any = self.accelerator.unwrap_model(model)
+            table = bare.get_output_embeddings().weight
             logits = hidden[before].float() @ table[answers].float().T
             target = (inputs["labels"][answered].unsqueeze(1) == answers).int().argmax(dim=1)
             loss = torch.nn.functional.cross_entropy(logits, target) / self.current_gradient_accumulation_steps

@@ -237,8 +237,10 @@ class Scorer:
             return None
         trajectory, verdict = self._seen[key]
         shown = rewards.signals(trajectory, verdict, tokens, self.recipe.ms_per_token)
-        own = {name: term(self.tasks[task_id], trajectory, verdict) for name, term in self.terms.items() if name in OWN}
-        return replace(shown, **own)
+        own: dict[str, Any] = {
+            name: term(self.tasks[task_id], trajectory, verdict) for name, term in self.terms.items() if name in OWN
+        }
+        return replace(shown, **own)  # a term that is None is refused when the reward is computed
 
     def _pace(self, task_id: str) -> rewards.Pace:
         recipe = self.recipe
@@ -283,6 +285,8 @@ def _trainer_class() -> type:
         def __init__(self, *, resamples: int, **kwargs: Any) -> None:
             super().__init__(**kwargs)
             self.resamples = resamples
+            self.size: int = kwargs["args"].num_generations
+            self.whole = self.accelerator.num_processes > 1 or kwargs["args"].steps_per_generation > 1
             self.groups = 0
             self.informative = 0
 
@@ -291,7 +295,7 @@ def _trainer_class() -> type:
             keep = torch.zeros(0, dtype=torch.bool)
             for _ in range(1 + self.resamples):
                 batch = super()._generate_and_score_completions(inputs)
-                groups = batch["advantages"].view(-1, self.num_generations)
+                groups = batch["advantages"].view(-1, self.size)
                 keep = (groups.abs() > 1e-6).any(dim=1)
                 self.groups += len(keep)
                 self.informative += int(keep.sum())
@@ -299,9 +303,9 @@ def _trainer_class() -> type:
                     break
             # Whole groups only: dropping rows would leave a baseline that no longer fits its group. With several
             # processes or accumulation the batch must keep its size; there zero advantages do the same, slower.
-            if keep.all() or not keep.any() or self.accelerator.num_processes > 1 or self.args.steps_per_generation > 1:
+            if self.whole or keep.all() or not keep.any():
                 return batch
-            select = keep.repeat_interleave(self.num_generations)
+            select = keep.repeat_interleave(self.size)
             kept = {
                 name: value[select] if isinstance(value, torch.Tensor) and value.dim() else value
                 for name, value in batch.items()

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def resolve(machine: Machine) -> Resolved:
     has_bf16 = torch.cuda.is_bf16_supported() if device == "cuda" else torch.cpu._is_amx_tile_supported()
     if machine.bf16 is True and device == "cuda" and not has_bf16:
         raise TrainError("[machine] bf16 = true but this GPU has no bfloat16: use 'auto' or false")
-    bf16 = has_bf16 if machine.bf16 == "auto" else bool(machine.bf16)
+    bf16 = has_bf16 if machine.bf16 == "auto" else machine.bf16
     return Resolved(device, bf16, machine.threads or torch.get_num_threads())
 
 
@@ -110,7 +110,7 @@ def lora(recipe: Any, model: Any, seed_adapter: Path | None = None) -> Any:
 
 
 @contextlib.contextmanager
-def running(machine: Resolved) -> Iterator[None]:
+def running(machine: Resolved) -> Generator[None]:
     """Threads set, libraries quiet; everything restored at the end."""
     import datasets
     import torch
