@@ -6,53 +6,46 @@ pair that reaches it is never missed. A protected text itself is written nowhere
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import numpy as np
 
 from agentops.harvest.similar import THRESHOLD, normal
 
 EMBEDDABLE_WORDS, EMBEDDABLE_LETTERS = 8, 40  # grams; a protected text this long also counts inside a longer text
-EVIDENCE = 2  # rare grams two texts must share before all are compared: fastest of 1, 2, 4, 6 on 2,000 short texts
 RULE = (
     "same wording (numbers and pseudonyms masked), or 80 % of a protected text's word 3-grams or character 5-grams; "
     f"one under {EMBEDDABLE_WORDS} word or {EMBEDDABLE_LETTERS} character grams must cover 80 % of the row as well"
 )
 
 
-@dataclass(slots=True)
 class _Index:
-    """Exact containment search: a text that holds 80 % of a protected set holds some of its rarest grams."""
+    """Which protected texts have 80 % of their grams in a text: an exact count over an inverted index."""
 
-    grams: Callable[[str], set[str]]
-    embeddable: int
-    protected: list[tuple[frozenset[str], str]] = field(default_factory=list)
-    rare: dict[str, list[int]] = field(default_factory=dict)
-
-    def build(self, texts: Mapping[str, str]) -> None:
-        entries = [(frozenset(self.grams(text)), name) for text, name in texts.items()]
-        frequency = Counter(gram for grams, _ in entries for gram in grams)
-        for grams, name in entries:
-            if not grams:
-                continue
-            # Of n grams at most n - ceil(.8 n) may be absent, so of the (that + k) rarest k must be present.
-            prefix = len(grams) - _needed(len(grams)) + min(EVIDENCE, _needed(len(grams)))
-            for gram in sorted(grams, key=lambda gram: (frequency[gram], gram))[:prefix]:
-                self.rare.setdefault(gram, []).append(len(self.protected))
-            self.protected.append((grams, name))
+    def __init__(self, grams: Callable[[str], set[str]], embeddable: int, texts: Mapping[str, str]) -> None:
+        """`texts` maps a protected text to the name of its set; `embeddable` is the size from which parts count."""
+        self._grams = grams
+        found = [(grams(text), name) for text, name in texts.items()]
+        found = [(one, name) for one, name in found if one]
+        self._names = [name for _, name in found]
+        sizes = np.array([len(one) for one, _ in found], dtype=np.int64)
+        self._needed = np.array([_needed(size) for size in sizes], dtype=np.int64)
+        self._whole = sizes < embeddable  # short ones count only when they are most of the text
+        postings: dict[str, list[int]] = {}
+        for at, (one, _) in enumerate(found):
+            for gram in one:
+                postings.setdefault(gram, []).append(at)
+        self._postings = {gram: np.array(places, dtype=np.int64) for gram, places in postings.items()}
 
     def match(self, text: str) -> str:
-        grams = self.grams(text)
-        hits = Counter(index for gram in grams if gram in self.rare for index in self.rare[gram])
-        for index, count in sorted(hits.items()):
-            protected, name = self.protected[index]
-            if count < min(EVIDENCE, _needed(len(protected))):
-                continue
-            common = len(protected & grams)
-            enough = common >= _needed(len(protected))
-            if enough and (len(protected) >= self.embeddable or common >= _needed(len(grams))):
-                return name
-        return ""
+        """Name of the set of the first protected text that `text` overlaps with, or ""."""
+        grams = self._grams(text)
+        places = [self._postings[gram] for gram in grams if gram in self._postings]
+        if not places:
+            return ""
+        common = np.bincount(np.concatenate(places), minlength=len(self._names))
+        enough = (common >= self._needed) & (~self._whole | (common >= _needed(len(grams))))
+        return self._names[int(enough.argmax())] if enough.any() else ""
 
 
 class Exclusion:
@@ -81,9 +74,8 @@ class Exclusion:
                 for form in (normal(text, mask=True), normal(redact(text), mask=True)):
                     if form:
                         exact.setdefault(form, name)
-        words, letters = _Index(_words, EMBEDDABLE_WORDS), _Index(_letters, EMBEDDABLE_LETTERS)
-        words.build(exact)
-        letters.build(exact)
+        words = _Index(_words, EMBEDDABLE_WORDS, exact)
+        letters = _Index(_letters, EMBEDDABLE_LETTERS, exact)
 
         def match(text: str) -> str:
             form = normal(text, mask=True)
