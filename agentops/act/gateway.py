@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agentops.act import records
 from agentops.act.invoke import Outcome, internal_error, invoke
 from agentops.act.tool import Context
 from agentops.act.tool import arguments as canonical_arguments
@@ -37,7 +38,6 @@ if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Ceda
 
 MAX_ARGUMENTS = 64 * 1024  # bytes of JSON
 _RUNS = 100_000  # whose labels are remembered
-_HOLE = re.compile(r"\{(\w+)\}")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger(__name__)
 
@@ -295,27 +295,10 @@ class ToolGateway:
             status = "error"
             raise
         finally:
-            self._post(
-                {
-                    "type": "tool.outcome",
-                    "run": run.id,
-                    "trace": run.trace_id,
-                    "call": call.id,
-                    "tool": call.tool,
-                    "key": call.idempotency_key,
-                    "status": status,
-                    "cached": cached,
-                    "result": self._audit.digest(hashlib.sha256(outcome.encoded).hexdigest())
-                    if outcome.encoded
-                    else "",
-                }
-            )
-            if (
-                tool.spec.invalidates
-            ):  # also when its end is unknown; on its own, so that a cancelled caller cannot skip it
-                await self._apart(
-                    self._cache.invalidate(run.principal.tenant, tags(tool.spec.invalidates, call.arguments))
-                )
+            self._post(records.ended(self._audit, run, call, status, cached, outcome.encoded))
+            if tool.spec.invalidates:  # also when its end is unknown, and when the caller is cancelled
+                stale = records.tags(tool.spec.invalidates, call.arguments)
+                await self._apart(self._cache.invalidate(run.principal.tenant, stale))
         return outcome, cached
 
     async def _cached(self, run: Run, tool: Tool, call: ToolCall, decision: Decision) -> tuple[Outcome, bool]:
@@ -332,7 +315,7 @@ class ToolGateway:
             return outcome.value
 
         try:
-            value, hit = await self._cache.get_or_call(key, rule, tags(rule.tags, call.arguments), read)
+            value, hit = await self._cache.get_or_call(key, rule, records.tags(rule.tags, call.arguments), read)
         except _Failed as failed:
             return failed.outcome, False
         return Outcome("ok", value, encoded=orjson.dumps(value)), hit
@@ -346,26 +329,8 @@ class ToolGateway:
     def _record(
         self, run: Run, tool: Tool, call: ToolCall, kind: str, decision: Decision, approval_id: str = ""
     ) -> dict[str, Json]:
-        """An audit record of a decision or an intent: digests where values are personal."""
         try:
-            return {
-                "type": kind,
-                "tenant": run.principal.tenant,
-                "user": self._audit.digest(run.principal.user),
-                "agent": run.agent.name,
-                "run": run.id,
-                "trace": run.trace_id,
-                "call": call.id,
-                "key": call.idempotency_key,
-                "tool": call.tool,
-                "tool_digest": tool.spec.digest,
-                "effect": tool.spec.effect,
-                "arguments": self._audit.digest(dict(call.arguments)),
-                "decision": decision.effect,
-                "policies": list(decision.policies),
-                "policy": decision.policy_digest,
-                "approval": approval_id,
-            }
+            return records.decided(self._audit, kind, run, tool.spec, call, decision, approval_id)
         except AuditError:
             raise _Refused("error", f"{call.tool}: the arguments have no canonical form, so nothing was done") from None
 
@@ -401,13 +366,3 @@ class ToolGateway:
 def _encoded(arguments: Mapping[str, Json]) -> bytes:
     """As JSON. The standard encoder: orjson would turn NaN into null, and the decision into one on something else."""
     return json.dumps(dict(arguments), allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def tags(templates: tuple[str, ...], arguments: Mapping[str, Json]) -> tuple[str, ...]:
-    """Tag templates filled in: `order:{order_id}` -> `order:SO-10001`; other values as JSON."""
-
-    def fill(match: re.Match[str]) -> str:
-        value = arguments.get(match[1])
-        return value if isinstance(value, str) else orjson.dumps(value).decode()
-
-    return tuple(_HOLE.sub(fill, template) for template in templates)

@@ -72,6 +72,8 @@ def tool(
             raise ValueError(f"tool {name!r} needs a docstring: the model chooses tools by it")
         if effect != "read" and cache is not None:
             raise ValueError(f"tool {name!r} has effect {effect!r}: only reads may be cached")
+        if cache is not None and cache.shared and labels.confidentiality in ("personal", "secret"):
+            raise ValueError(f"tool {name!r} returns {labels.confidentiality} data: its cache cannot be shared by users")
         if timeout_s <= 0:
             raise ValueError(f"tool {name!r}: timeout_s = {timeout_s!r} must be above 0")
         model = _model(name, function)
@@ -159,7 +161,7 @@ def _with_digest(spec: ToolSpec, function: Callable[..., Any]) -> ToolSpec:
         "effect": spec.effect,
         "scopes": sorted(spec.scopes),
         "timeout_s": spec.timeout_s,
-        "cache": [spec.cache.ttl_s, *spec.cache.tags] if spec.cache else None,
+        "cache": [spec.cache.ttl_s, spec.cache.shared, *spec.cache.tags] if spec.cache else None,
         "invalidates": spec.invalidates,
         "idempotent": spec.idempotent,
         "amount_arg": spec.amount_arg,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentops.errors import PlanError
-from agentops.plan import language
+from agentops.plan import language, parser
 from agentops.types import Effect, Plan, Ref, Step, ToolSpec
 
 
@@ -138,7 +138,7 @@ def test_handoff_and_answer_only_plans() -> None:
     assert parse('say "Which order {{do}} you mean?"').steps == ()
 
 
-IDS = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).filter(lambda name: name not in language.RESERVED)
+IDS = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).filter(lambda name: name not in parser.RESERVED)
 PATHS = st.lists(st.integers(0, 99) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True), max_size=3)
 SCALARS = (
     st.none()
