@@ -108,6 +108,7 @@ class CacheRule:
 
     ttl_s: float
     tags: tuple[str, ...] = ()
+    shared: bool = False  # the result is the same for every user of a tenant with the same rights
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,7 +306,8 @@ class ToolGateway:
         assert rule is not None
         who = run.principal
         rights = [*run.scopes, *(f"role:{role}" for role in who.roles), *(f"actor:{actor}" for actor in who.actors)]
-        key = CacheKey(who.tenant, scope(who.user, rights), tool.spec.digest, decision.policy_digest, call.arguments)
+        asker = scope("" if rule.shared else who.user, rights)
+        key = CacheKey(who.tenant, asker, tool.spec.digest, decision.policy_digest, call.arguments)
 
         async def read() -> Json:
             outcome = await self._invoke(run, tool, call)

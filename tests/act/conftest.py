@@ -66,6 +66,13 @@ async def look(ctx: Context, order_id: str, wait: float = 0.0) -> dict:
     return {"id": order_id, "status": status, "items": [{"sku": "A"}]}
 
 
+@tool(effect="read", scopes={"r"}, timeout_s=1.0, cache=CacheRule(60.0, ("price:{sku}",), shared=True))
+async def price(ctx: Context, sku: str) -> dict:
+    """Look at a price."""
+    await ctx.world.enter("price", ctx)
+    return {"sku": sku, "cents": 5}
+
+
 @tool(effect="read", scopes={"r"}, timeout_s=1000.0)
 async def work(ctx: Context, seconds: float = 0.0, after: list = []) -> dict:  # noqa: B006
     """Take some time."""
@@ -125,7 +132,7 @@ async def broken(ctx: Context, kind: Literal["error", "lost", "exit", "cancel", 
 
 TOOLS: dict[str, Tool] = {
     one.spec.name: Tool(replace(one.spec, pack="desk"), one.function)
-    for one in (look, work, article, cancel, pay, broken)
+    for one in (look, price, work, article, cancel, pay, broken)
 }
 AGENT = AgentSpec("desk", frozenset(TOOLS), frozenset({"r", "w"}), max_calls=1000, max_money_cents=1_000_000)
 ANN = Principal("acme", "ann", frozenset({"r", "w"}), frozenset({"customer"}))

@@ -21,7 +21,7 @@ SHELF = Labels("trusted", "internal")
     effect="read",
     scopes={"inventory:read"},
     timeout_s=3.0,
-    cache=CacheRule(ttl_s=20, tags=("stock:{sku}",)),
+    cache=CacheRule(ttl_s=20, tags=("stock:{sku}",), shared=True),
     labels=SHELF,
 )
 async def check_stock(ctx: Context, sku: Sku) -> dict[str, Any]:
@@ -32,7 +32,13 @@ async def check_stock(ctx: Context, sku: Sku) -> dict[str, Any]:
         return _shown(_product(db, sku))
 
 
-@tool(effect="read", scopes={"inventory:read"}, timeout_s=5.0, cache=CacheRule(20, ("stock",)), labels=SHELF)
+@tool(
+    effect="read",
+    scopes={"inventory:read"},
+    timeout_s=5.0,
+    cache=CacheRule(ttl_s=20, tags=("stock",), shared=True),
+    labels=SHELF,
+)
 async def find_alternatives(ctx: Context, sku: Sku, limit: Annotated[int, Field(ge=1, le=10)] = 3) -> dict[str, Any]:
     """Products of the same category that are in stock, nearest in price first."""
     world: World = ctx.world

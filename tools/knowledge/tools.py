@@ -22,7 +22,7 @@ MOST_WORDS = 12
     effect="read",
     scopes={"knowledge:read"},
     timeout_s=5.0,
-    cache=CacheRule(ttl_s=600, tags=("articles",)),
+    cache=CacheRule(ttl_s=600, tags=("articles",), shared=True),
     labels=Labels("trusted", "public"),
 )
 async def search_articles(
@@ -53,7 +53,7 @@ async def search_articles(
     effect="read",
     scopes={"knowledge:read"},
     timeout_s=5.0,
-    cache=CacheRule(ttl_s=600, tags=("articles",)),
+    cache=CacheRule(ttl_s=600, tags=("articles",), shared=True),
     labels=Labels("untrusted", "public"),
 )
 async def get_article(ctx: Context, article_id: Annotated[str, Field(pattern=r"^KB-\d{3}$")]) -> dict[str, Any]:
