@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentops.trace import conversation, dialects, names
 from agentops.trace.dialects import Node
+from agentops.trace.dialects.node import unquoted
 from agentops.trace.jsontext import dumps, loads, text
 from agentops.trace.messages import arguments_object
 from agentops.trace.rows import SpanRecord
@@ -150,7 +151,7 @@ def _step(
 ) -> StepRecord:
     attributes = node.span.attributes
     arguments = arguments_object(node.arguments) if node.has_arguments else dict(told.get("arguments", {}))
-    result = node.result if node.has_result else loads(answer["content"]) if answer is not None else None
+    result = node.result if node.has_result else unquoted(answer["content"]) if answer is not None else None
     given = text(attributes.get(names.CALL_STATUS))
     known = given in ("ok", "error", "timeout", "denied", "pending", "skipped")
     status: Any = given if known else "error" if node.error else "ok"
@@ -181,7 +182,7 @@ def _told(turns: Sequence[Mapping[str, Any]], nodes: Sequence[Node]) -> tuple[St
             tool=call["function"]["name"],
             arguments=call["function"]["arguments"],
             status="ok" if call["id"] in answers else "skipped",
-            result=loads(answers[call["id"]]["content"]) if call["id"] in answers else None,
+            result=unquoted(answers[call["id"]]["content"]) if call["id"] in answers else None,
         )
         for turn in turns
         for call in conversation.calls(turn)

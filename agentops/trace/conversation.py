@@ -25,7 +25,9 @@ def conversation(root: Node, nodes: Sequence[Node], steps: Sequence[StepRecord])
     """
     turns = _longest(root, nodes)
     if not any(turn["role"] == "system" for turn in turns):
-        system = next((said for node in (root, *nodes) if (said := _system(node))), "")
+        # A planner's prompt under a turn of this engine is not the agent's.
+        told = (root,) if root.dialect == "agentops" else (root, *nodes)
+        system = next((said for node in told if (said := _system(node))), "")
         turns = [{"role": "system", "content": system}, *turns] if system else turns
     if steps and not any(call["id"] in {step.call_id for step in steps} for turn in turns for call in calls(turn)):
         turns = _with_steps(turns, steps)

@@ -4,11 +4,14 @@ Invariant: writing never raises (what JSON has no form for becomes text), and te
 """
 
 import json
+import re
 from collections.abc import Mapping
 
 import orjson
 
 from agentops.types import Json
+
+_LONG_INTEGER = re.compile(r"[0-9]{19}")  # orjson reads integers beyond 64 bits as floats
 
 
 def dumps(value: Json) -> str:
@@ -20,16 +23,29 @@ def dumps(value: Json) -> str:
         return json.dumps(value, default=_fallback, separators=(",", ":"), skipkeys=True)
 
 
+def parse(written: str) -> Json:
+    """JSON text as a value, integers exactly.
+
+    Raises:
+        ValueError: not JSON, or nested too deeply.
+    """
+    if not _LONG_INTEGER.search(written):
+        try:
+            return orjson.loads(written)
+        except ValueError:
+            pass  # NaN and infinities, or no JSON at all
+    try:
+        return json.loads(written)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def loads(value: Json) -> Json:
     """`value` parsed when it is the JSON text of a list or object, else `value` itself."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
-            return orjson.loads(value)
+            return parse(value)
         except ValueError:
-            pass
-        try:
-            return json.loads(value)  # NaN, big integers
-        except (ValueError, RecursionError):
             return value
     return value
 

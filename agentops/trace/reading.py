@@ -121,11 +121,13 @@ def _condition(connection: "duckdb.DuckDBPyConnection", where: str) -> str:
     if not where.strip():
         return "true"
     condition = f"({where}\n)"
+    # What is one expression in brackets and one element of a list is one expression: no bracket closes early.
+    checks = [f"SELECT 1 FROM spans WHERE {condition}", f"SELECT [{condition}] FROM spans"]  # noqa: S608 - checked here
     try:
-        statements = connection.extract_statements(f"SELECT {condition} FROM spans")  # noqa: S608 - checked here
-        if [statement.type.name for statement in statements] != ["SELECT"]:
-            raise TraceError(f"where = {where!r} is not one condition over the spans view")
-        connection.execute(f"SELECT {condition} FROM spans LIMIT 0")  # noqa: S608
+        for check in checks:
+            if [statement.type.name for statement in connection.extract_statements(check)] != ["SELECT"]:
+                raise TraceError(f"where = {where!r} is not one condition over the spans view")
+            connection.execute(f"EXPLAIN {check}")
     except duckdb.Error as error:
         first = " ".join(str(error).split("\n\n")[0].split())[:300]
         raise TraceError(f"where = {where!r} is not a condition over the spans view: {first}") from None

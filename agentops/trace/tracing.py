@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 QUEUE_LIMIT = 50_000  # ended spans waiting to be written; about 100 MB
 BATCH = 2_048  # spans in one segment, at most
 INTERVAL_S = 2.0  # between two segments of a quiet process
+OTLP_TIMEOUT_S = 10.0  # for one export, retries included
 LOG_EVERY_S = 60.0
 _INHERITED = (names.TENANT, names.CONVERSATION)  # copied from a span to those inside it
 _INHERIT_KEY = otel_context.create_key("agentops-inherited")
@@ -60,7 +61,6 @@ class Tracing:
         otlp_endpoint: str = "",
         resource: Mapping[str, str] | None = None,
     ) -> None:
-        self._redactor = redactor
         exporter = _otlp(otlp_endpoint) if otlp_endpoint else None
         self._processor = _Processor(lake, service, redactor, exporter)
         self._provider = TracerProvider(
@@ -73,11 +73,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("agentops")
 
     def span(
-        self,
-        name: str,
-        operation: str = "",
-        attributes: Mapping[str, Any] | None = None,
-        parent: tuple[str, ...] | None = None,
+        self, name: str, operation: str = "", attributes: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[Span]:
         """A span that is current inside the `with` block. An exception marks it as an error and passes through.
 
@@ -88,20 +84,8 @@ class Tracing:
             name: for example "execute_tool get_order".
             operation: value of `gen_ai.operation.name`; "" for none.
             attributes: recorded at the start; more with `set_attributes(span, …)`.
-            parent: (trace id, span id) in hex of a span that ended earlier, perhaps in another process; default: the
-                current span.
         """
-        return _Current(self._tracer, name, operation, attributes, _remote(parent) if parent else None)
-
-    def redacted(self, attributes: Mapping[str, Any], tenant: str = "") -> dict[str, Any]:
-        """`attributes` as OpenTelemetry takes them, redacted now instead of when the span is written."""
-        clean = {key: self._redactor.value(value, tenant) for key, value in attributes.items() if value is not None}
-        return {key: attribute(value) for key, value in clean.items()}
-
-    @staticmethod
-    def status(span: Span, error: str | None) -> None:
-        """Mark a span as failed with a message, or as ok."""
-        span.set_status(Status(StatusCode.ERROR, error) if error is not None else Status(StatusCode.OK))
+        return _Current(self._tracer, name, operation, attributes)
 
     def flush(self) -> None:
         """Write every span that has ended. Failures are logged and counted, not raised."""
@@ -120,7 +104,8 @@ class Tracing:
 @contextmanager
 def continued(trace_id: str, span_id: str) -> Iterator[None]:
     """Spans inside belong to an earlier trace, below one of its spans: a turn that waited goes on where it stopped."""
-    earlier = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    earlier = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=flags)
     token = otel_context.attach(otel.set_span_in_context(NonRecordingSpan(earlier)))
     try:
         yield
@@ -147,25 +132,18 @@ def attribute(value: Any) -> Any:
 class _Current:
     """The context manager behind `Tracing.span`: the SDK's own costs 2 to 3 times as much."""
 
-    __slots__ = ("_attributes", "_name", "_parent", "_span", "_token", "_tracer")
+    __slots__ = ("_attributes", "_name", "_span", "_token", "_tracer")
 
-    def __init__(
-        self,
-        tracer: otel.Tracer,
-        name: str,
-        operation: str,
-        attributes: Mapping[str, Any] | None,
-        parent: otel_context.Context | None,
-    ) -> None:
+    def __init__(self, tracer: otel.Tracer, name: str, operation: str, attributes: Mapping[str, Any] | None) -> None:
         given = {key: attribute(value) for key, value in (attributes or {}).items() if value is not None}
         if operation:
             given[names.OPERATION] = operation
-        self._tracer, self._name, self._attributes, self._parent = tracer, name, given, parent
+        self._tracer, self._name, self._attributes = tracer, name, given
 
     def __enter__(self) -> Span:
         inherited = otel_context.get_value(_INHERIT_KEY)
         given = {**inherited, **self._attributes} if isinstance(inherited, dict) else self._attributes
-        self._span = self._tracer.start_span(self._name, self._parent, attributes=given)
+        self._span = self._tracer.start_span(self._name, attributes=given)
         current = otel.set_span_in_context(self._span)
         passed_on = {key: given[key] for key in _INHERITED if key in given}
         if passed_on and passed_on != inherited:
@@ -181,12 +159,6 @@ class _Current:
             self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         otel_context.detach(self._token)
         self._span.end()
-
-
-def _remote(parent: tuple[str, ...]) -> otel_context.Context:
-    trace_id, span_id = (int(part, 16) for part in parent)
-    flags = otel.TraceFlags(otel.TraceFlags.SAMPLED)
-    return otel.set_span_in_context(otel.NonRecordingSpan(otel.SpanContext(trace_id, span_id, True, flags)))
 
 
 class _RandomIds(IdGenerator):
@@ -229,9 +201,11 @@ class _Processor(SpanProcessor):
             return False
         try:
             waiting = len(self._ended)
+            if not waiting:
+                return self._write([])
             while waiting > 0:
                 waiting -= self._drain()
-            return not self._unwritten or self._write([])
+            return not self._unwritten
         finally:
             self._writing.release()
 
@@ -373,4 +347,4 @@ def _exportable(span: ReadableSpan, clean: SpanRecord) -> ReadableSpan:
 def _otlp(endpoint: str) -> "OTLPSpanExporter":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(endpoint=endpoint, timeout=10)
+    return OTLPSpanExporter(endpoint=endpoint, timeout=OTLP_TIMEOUT_S)

@@ -9,7 +9,8 @@ from typing import Any
 
 from agentops.trace import messages, names
 from agentops.trace.dialects.node import Node
-from agentops.trace.jsontext import loads, text
+from agentops.trace.jsontext import loads, parse, text
+from agentops.types import Json
 
 _MARKS = (names.SOURCE, names.TIMED, names.TASK_ID, names.TRIAL, names.TRUNCATED, names.TENANT)
 _EVENT_ROLES = {
@@ -41,8 +42,18 @@ def read(node: Node) -> None:
         node.fill("tool", node.get(names.TOOL))
         node.fill("call_id", node.get(names.TOOL_CALL_ID))
         node.argue(node.get(names.TOOL_ARGUMENTS, "tool_arguments", "gcp.vertex.agent.tool_call_args"))
-        node.answer(node.get(names.TOOL_RESULT, "tool_response", "gcp.vertex.agent.tool_response"))
+        result = node.get(names.TOOL_RESULT, "tool_response", "gcp.vertex.agent.tool_response")
+        if node.dialect == "agentops" and isinstance(result, str):
+            result = _json(result)  # this engine writes every result as JSON
+        node.answer(result)
         node.fill("error", node.get(names.CALL_ERROR))
+
+
+def _json(value: str) -> Json:
+    try:
+        return parse(value)
+    except ValueError:
+        return value
 
 
 def _ours(node: Node) -> bool:

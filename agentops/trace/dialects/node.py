@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentops.trace import messages, names
-from agentops.trace.jsontext import integer, loads, text
+from agentops.trace.jsontext import integer, loads, parse, text
 from agentops.trace.rows import SpanRecord
 from agentops.types import Json
 
@@ -71,9 +71,9 @@ class Node:
             self.arguments = loads(value)
 
     def answer(self, value: Json) -> None:
-        """Result of a tool call, parsed when it is JSON text."""
+        """Result of a tool call, parsed when it is the JSON text of an object, a list or a string."""
         if value is not None and not self.has_result:
-            self.result = loads(value)
+            self.result = unquoted(value)
 
     def offer(self, schemas: Iterable[Json]) -> None:
         """Tool schemas, unless an earlier reader gave some."""
@@ -113,6 +113,16 @@ def exception(span: SpanRecord) -> str:
             if message:
                 return message
     return re.split(r"Traceback \(most recent call last\)|\n", span.status_message, maxsplit=1)[0].strip()
+
+
+def unquoted(value: Json) -> Json:
+    """As `loads`, and a JSON string as what it says. Numbers stay text: "1042" may be an order's id."""
+    if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+        try:
+            return parse(value)
+        except ValueError:
+            return value
+    return loads(value)
 
 
 def _listed(value: Any) -> Any:
