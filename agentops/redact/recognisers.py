@@ -68,7 +68,6 @@ class Recognisers:
 
     def __init__(self, rules: Rules, known_secrets: tuple[str, ...] = (), known_values: tuple[str, ...] = ()) -> None:
         self._rules = rules
-        self._known = _known(known_secrets, known_values)
         simple = {
             "KEY": secrets.CLOUD_KEY,
             "JWT": secrets.JWT,
@@ -83,6 +82,8 @@ class Recognisers:
             gate.Add(pattern)
             self._finders.append(finder)
 
+        for kind, pattern in _known(known_secrets, known_values):
+            add(pattern, _plain(kind, pattern))
         for kind, pattern in simple.items():
             if kind in rules.kinds:
                 add(pattern, _plain(kind, pattern))
@@ -131,9 +132,6 @@ class Recognisers:
         data = text.encode("utf-8", "replace")
         # For ASCII, byte and character positions are the same: RE2's own offsets are used without conversion.
         subject: bytes | str = data if len(data) == len(text) else text
-        for kind, pattern in self._known:
-            for start, end in _spans(pattern, subject):
-                yield Finding(kind, start, end, text[start:end])
         for index in self._gate.Match(data) or ():
             if index == self._encoded_at:
                 yield from self._hidden(text, subject, depth)
@@ -272,16 +270,14 @@ def _text(data: bytes) -> Iterator[str]:
         yield data.decode("utf-8", "replace")
 
 
-def _known(known_secrets: tuple[str, ...], known_values: tuple[str, ...]) -> list[tuple[str, "re2._Regexp"]]:
-    compiled = []
+def _known(known_secrets: tuple[str, ...], known_values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     forms = sorted({form for secret in known_secrets for form in _forms(secret)}, key=len, reverse=True)
     if forms:
-        compiled.append(("SECRET", _compile("|".join(map(re2.escape, forms)))))
+        yield "SECRET", "|".join(map(re2.escape, forms))
     values = sorted({value.strip() for value in known_values if value.strip()}, key=len, reverse=True)
     if values:
         loose = "|".join(r"\s+".join(map(re2.escape, value.split())) for value in values)
-        compiled.append(("KNOWN", _compile(rf"(?i)\b(?:{loose})\b")))
-    return compiled
+        yield "KNOWN", rf"(?i)\b(?:{loose})\b"
 
 
 def _forms(secret: str) -> Iterator[str]:
