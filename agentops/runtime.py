@@ -390,8 +390,11 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
             )
         return assign(parts.registry.release(router_name), stable, request.session)
 
-    async with checkpointer(parts.home) as saver:
-        yield Runtime(parts, gateway, planned, RouterShelf(parts, router_name), assignment, saver, questions)
+    try:
+        async with checkpointer(parts.home) as saver:
+            yield Runtime(parts, gateway, planned, RouterShelf(parts, router_name), assignment, saver, questions)
+    finally:
+        await parts.cache.close()
 
 
 def new_request(

@@ -134,7 +134,7 @@ class Workspace:
 
     def close(self) -> None:
         """Flush traces, then close the stores, then the audit log with its last checkpoint."""
-        for name in ("tracing", "world", "cache", "budgets", "state", "audit"):
+        for name in ("tracing", "world", "budgets", "state", "audit"):
             part = self.__dict__.pop(name, None)
             if part is not None:
                 part.close()
