@@ -1,7 +1,7 @@
 """The controller: shadow, 1 %, 5 %, 25 %, 50 %, all traffic, or back; decided by the sequential tests and the hard
 rules.
 
-Invariant: the release's state is one value in the shared state, changed only by compare-and-set; observations are an
+Invariant: a release's state is in the shared state, changed only by compare-and-set; observations are an
 append-only log, so any number of replicas may observe and decide, none is lost, and a restart continues where the log
 was folded. A decision is written with its figures before it takes effect, and its effects are repeated until they are
 done. No margin or alpha is written here.
@@ -18,8 +18,7 @@ from agentops.graph import Clock
 from agentops.release.assignment import assign
 from agentops.release.judge import Action, ended, judge, step_of
 from agentops.release.log import ObservationLog, Saved
-from agentops.release.monitor import Monitor
-from agentops.release.registry import Registry, release_key
+from agentops.release.registry import Registry
 from agentops.release.rules import Rules
 from agentops.release.sessions import Metrics
 from agentops.types import Assignment, Release, Report
@@ -73,8 +72,8 @@ class Controller:
             override: reason why the gate is not asked (a drill, an emergency); recorded.
 
         Raises:
-            ReleaseError: nothing serves yet, the candidate already serves, another release is open, or the gate said
-            no. StoreError: the candidate's artifact is missing or damaged.
+            ReleaseError: nothing serves, the candidate already serves, a release is open, or the gate did not pass.
+            StoreError: the candidate's artifact is missing or damaged.
         """
         stable = self.registry.current(router)
         if not stable:
@@ -85,17 +84,13 @@ class Controller:
         if candidate == stable:
             raise ReleaseError(f"{candidate} already serves router {router!r}: there is nothing to release")
         self._check_gate(candidate, stable, report, override)
-        found = self.state.get(release_key(router))
-        if found is not None:
-            self._finish_effects(router)
-            found = self.state.get(release_key(router))
-        if found is not None:
-            before = Saved.load(found[0]).release
-            if before.stage in OPEN:
-                raise ReleaseError(
-                    f"release {before.id} of router {router!r} is open (stage {before.stage}): wait for its decision, "
-                    "or end it with `agentops release abort`"
-                )
+        self._finish_effects(router)
+        before = Saved.load(self.state, router, body=False)
+        if before is not None and before.release.stage in OPEN:
+            raise ReleaseError(
+                f"release {before.release.id} of router {router!r} is open (stage {before.release.stage}): wait for "
+                "its decision, or end it with `agentops release abort`"
+            )
         now = self.clock.now()
         id = uuid.uuid4().hex[:12]
         reason = override or ("gate passed" if report else "no gate is required")
@@ -113,8 +108,8 @@ class Controller:
                 **opened,
             }
         )
-        saved = Saved(release, Monitor(self.rules), 0, [])
-        if not self.state.compare_and_set(release_key(router), saved.dump(), found[1] if found else 0):
+        opening = Saved(release, self.rules, [], 0, before.version if before else 0)
+        if not opening.write_head(self.state):
             self.registry.audit.append_now({"type": "release.start.lost", "release": id, "router": router})
             raise ReleaseError(f"another release of router {router!r} was started at the same time: that one runs")
         return release
@@ -184,10 +179,7 @@ class Controller:
             ReleaseError: the router never had a release, or the replicas kept each other from writing.
         """
         for _ in range(ATTEMPTS):
-            found = self.state.get(release_key(router))
-            if found is None:
-                raise ReleaseError(f"router {router!r} has no release: start one first")
-            saved = Saved.load(found[0])
+            saved = self._load(router)
             if saved.effects:
                 self._finish_effects(router)
                 continue
@@ -197,9 +189,11 @@ class Controller:
                 )
             self._log.fold(saved, self.clock.now())
             ruling = self._act(saved, *judge(saved.monitor, saved.release, self.clock.now()))
-            if ruling.action == "hold" and saved.dump() == found[0]:
-                return ruling
-            if self._write(router, saved, found[1]):
+            if ruling.action == "hold":
+                if saved.write_body(self.state):
+                    return ruling
+            elif saved.write_head(self.state):
+                saved.write_body(self.state)  # lost or crashed: the next to load brings the body up to the head
                 self._finish_effects(router)
                 return ruling
         raise ReleaseError(
@@ -212,10 +206,7 @@ class Controller:
         Raises:
             ReleaseError: the router never had a release.
         """
-        found = self.state.get(release_key(router))
-        if found is None:
-            raise ReleaseError(f"router {router!r} has no release: start one first")
-        saved = Saved.load(found[0])
+        saved = self._load(router)
         self._log.fold(saved, self.clock.now())
         last = saved.release.history[-1]
         return Ruling("hold", str(last.get("reason", "")), saved.monitor.figures(), saved.release, self.clock.now())
@@ -273,23 +264,23 @@ class Controller:
             weight = min(0.5, weight / max(rate, rules.shadow.min_disagreement, 1e-6))
         return max(weight, saved.release.weight)
 
-    def _write(self, router: str, saved: Saved, version: int) -> bool:
-        return self.state.compare_and_set(release_key(router), saved.dump(), version)
+    def _load(self, router: str) -> Saved:
+        saved = Saved.load(self.state, router)
+        if saved is None:
+            raise ReleaseError(f"router {router!r} has no release: start one first")
+        return saved
 
     def _finish_effects(self, router: str) -> None:
         """Carry out what was decided: audit record, then pointer. After a crash, whoever comes next does it."""
-        found = self.state.get(release_key(router))
-        if found is None:
-            return
-        saved = Saved.load(found[0])
-        if not saved.effects:
+        saved = Saved.load(self.state, router, body=False)
+        if saved is None or not saved.effects:
             return
         for effect in saved.effects:
             self.registry.audit.append_now({key: value for key, value in effect.items() if key != "set"})
             if "set" in effect and not self._point(saved, effect):
                 return
         saved.effects = []
-        self._write(router, saved, found[1])  # lost to somebody: then they did, or will do, the same
+        saved.write_head(self.state)  # lost to somebody: then they did, or will do, the same
 
     def _point(self, saved: Saved, effect: Mapping[str, Any]) -> bool:
         """Move the pointer as decided. False: somebody is moving it right now, so try again later."""
@@ -319,10 +310,7 @@ class Controller:
     def _by_hand(self, router: str, stages: Sequence[str], action: Action, by: str, reason: str) -> Release:
         for _ in range(ATTEMPTS):
             self._finish_effects(router)
-            found = self.state.get(release_key(router))
-            if found is None:
-                raise ReleaseError(f"router {router!r} has no release: start one first")
-            saved = Saved.load(found[0])
+            saved = self._load(router)
             if saved.effects:
                 continue
             release = saved.release
@@ -331,9 +319,11 @@ class Controller:
                 raise ReleaseError(f"release {release.id} of router {router!r} is {release.stage}: nothing to {verb}")
             self._log.fold(saved, self.clock.now())
             if action == "resume":
-                saved.monitor.forgive()
+                saved.resumed += 1
+                saved.monitor.forgive(saved.resumed)
             self._act(saved, action, reason, by=by)
-            if self._write(router, saved, found[1]):
+            if saved.write_head(self.state):
+                saved.write_body(self.state)
                 self._finish_effects(router)
                 return saved.release
         raise ReleaseError(f"release of router {router!r}: the replicas kept writing; try again")

@@ -121,5 +121,5 @@ def _harm(monitor: Monitor, column: int) -> str:
     return (
         f"{name} is worse: {100 * mean:+.1f} points (95 % {100 * low:+.1f} to {100 * high:+.1f}; higher is better), "
         f"e-value {float(np.exp(min(700.0, monitor.evidence.peak_harm[column]))):.3g} reached its limit "
-        f"{1 / monitor.rules.guardrails[name].alpha:g} after {int(monitor.evidence.n[column])} blocks"
+        f"{1 / monitor.rules.guardrails[name].alpha:.3g} after {int(monitor.evidence.n[column])} blocks"
     )

@@ -1,4 +1,4 @@
-"""The log of observations and the one saved value a release's state is folded into.
+"""The log of observations and the saved values a release's state is folded into.
 
 Invariant: observations are only ever appended, in one order for all replicas; `fold` reads on from where the saved
 value ends, so nobody's observation is lost or counted twice. Sessions appear only as salted hashes. What the figures
@@ -10,12 +10,12 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentops.release.monitor import Monitor
-from agentops.release.registry import release_from
-from agentops.release.rules import rules_from
+from agentops.release.registry import release_from, release_key
+from agentops.release.rules import Rules, rules_from
 from agentops.release.sessions import Metrics
 from agentops.store.state import State
 from agentops.types import Assignment, Release
@@ -25,35 +25,66 @@ PAGE = 1000
 
 @dataclass(slots=True)
 class Saved:
-    """The one value in the shared state."""
+    """A release in two keys of the shared state, each changed by compare-and-set.
+
+    The head is small and read for every conversation: release, rules, effects that are decided but perhaps not done.
+    The body is the monitor and its place in the log. The head decides: a body that a crash left behind is brought to
+    the head's stage on loading.
+    """
 
     release: Release
-    monitor: Monitor
-    cursor: int  # last log entry folded
-    effects: list[dict[str, Any]]  # decided, perhaps not yet done
-
-    def dump(self) -> bytes:
-        table = dataclasses.asdict(self.release)
-        return json.dumps(
-            {
-                "release": table,
-                "rules": self.monitor.rules.table,
-                "monitor": self.monitor.to_json(),
-                "cursor": self.cursor,
-                "effects": self.effects,
-            }
-        ).encode()
+    rules: Rules
+    effects: list[dict[str, Any]]
+    resumed: int  # how often a person let it go on
+    version: int = 0  # of the head
+    monitor: Monitor = field(init=False)
+    cursor: int = 0  # last log entry folded
+    body: bytes = b""  # as loaded
+    body_version: int = 0
 
     @classmethod
-    def load(cls, data: bytes) -> "Saved":
-        saved = json.loads(data)
-        rules = rules_from(saved["rules"])
-        return cls(
-            release_from(saved["release"]),
-            Monitor.from_json(rules, saved["monitor"]),
-            saved["cursor"],
-            saved["effects"],
+    def load(cls, state: State, router: str, body: bool = True) -> "Saved | None":
+        """The saved release of `router`, None when there never was one. `body` False leaves the monitor empty."""
+        found = state.get(release_key(router))
+        if found is None:
+            return None
+        head = json.loads(found[0])
+        saved = cls(
+            release_from(head["release"]), rules_from(head["rules"]), head["effects"], head["resumed"], found[1]
         )
+        saved.monitor = Monitor(saved.rules)
+        if body:
+            saved._load_body(state)
+        return saved
+
+    def _load_body(self, state: State) -> None:
+        found = state.get(_body_key(self.release.router))
+        if found is not None:
+            self.body_version = found[1]
+            table = json.loads(found[0])
+            if table["release"] == self.release.id:
+                self.body, self.cursor = found[0], table["cursor"]
+                self.monitor = Monitor.from_json(self.rules, table["monitor"])
+        if self.monitor.resumed != self.resumed:
+            self.monitor.forgive(self.resumed)
+        if (self.monitor.stage, self.monitor.weight) != (self.release.stage, self.release.weight):
+            self.monitor.begin(self.release.stage, self.release.weight)
+
+    def write_head(self, state: State) -> bool:
+        """Whether nobody else wrote first."""
+        head = {
+            "release": dataclasses.asdict(self.release),
+            "rules": self.rules.table,
+            "effects": self.effects,
+            "resumed": self.resumed,
+        }
+        return state.compare_and_set(release_key(self.release.router), json.dumps(head).encode(), self.version)
+
+    def write_body(self, state: State) -> bool:
+        """Whether nobody else wrote first; nothing is written when nothing changed."""
+        table = {"release": self.release.id, "cursor": self.cursor, "monitor": self.monitor.to_json()}
+        data = json.dumps(table).encode()
+        return data == self.body or state.compare_and_set(_body_key(self.release.router), data, self.body_version)
 
 
 class ObservationLog:
@@ -121,3 +152,7 @@ def _token(release: Release, session: str) -> str:
 
 def _key(release: Release) -> str:
     return f"release/{release.router}/{release.id}/log"
+
+
+def _body_key(router: str) -> str:
+    return f"release/{router}/monitor"

@@ -14,6 +14,10 @@ from agentops.release.eprocess import Evidence, SampleRatio, Watch
 from agentops.release.rules import GUARDRAILS, Rules
 from agentops.release.sessions import Ledger, Metrics, Pairing, Unit
 
+_COUNTS = (
+    "sessions", "candidate", "settled", "late", "switched", "early", "missing", "candidate_missing", "compared",
+    "disagreed", "hard",
+)  # fmt: skip
 SAMPLE = 20_000  # latencies of the shadow stage kept for the p95
 
 
@@ -24,21 +28,7 @@ class Monitor:
         self.rules = rules
         self.stage = "shadow"
         self.weight = 0.0  # of the current step: only its sessions count towards leaving it
-        self.counts = dict.fromkeys(
-            (
-                "sessions",
-                "candidate",
-                "settled",
-                "late",
-                "switched",
-                "missing",
-                "candidate_missing",
-                "compared",
-                "disagreed",
-                "hard",
-            ),
-            0,
-        )
+        self.counts = dict.fromkeys(_COUNTS, 0)
         self.step_units = 0  # canary sessions of this step that could have made a difference, paired
         self.units = 0  # the same since the canary began
         self.latencies: list[float] = []
@@ -52,6 +42,7 @@ class Monitor:
         self.missing = _missing(rules)
         self.ratio = SampleRatio()
         self.watch = Watch(rules.tolerances)
+        self.resumed = 0  # how often a person let a held release go on
         self.hard: str = ""  # first hard failure of the candidate
 
     # ------------------------------------------------------------------ folding
@@ -83,6 +74,7 @@ class Monitor:
         """Close sessions that are complete or past the deadline and add the blocks they make."""
         for unit in self.ledger.settle(now, self.rules.outcomes.deadline_s):
             self.counts["settled"] += 1
+            self.counts["early"] += not unit.complete and now < unit.began + self.rules.outcomes.deadline_s
             if unit.disagreed is not None:
                 self.counts["compared"] += 1
                 self.counts["disagreed"] += unit.disagreed
@@ -123,9 +115,9 @@ class Monitor:
             self.pairing, self.ratio = Pairing(), SampleRatio()
         self.stage, self.weight, self.step_units = stage, weight, 0
 
-    def forgive(self) -> None:
+    def forgive(self, resumed: int) -> None:
         """Begin the health tests and the count of sessions anew, after a person looked at what froze the release."""
-        self.units = 0
+        self.units, self.resumed = 0, resumed
         self.ratio, self.missing = SampleRatio(), _missing(self.rules)
 
     # ------------------------------------------------------------------ figures
@@ -224,7 +216,7 @@ class Monitor:
 
 _PLAIN = (
     "stage", "weight", "counts", "step_units", "units", "latencies", "shadow_latencies", "cost", "p95", "mean_cost",
-    "hard",
+    "hard", "resumed",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ METRICS = ("success", "latency", "cost", "denied", "error")  # one column each, 
 OUTCOME_COLUMNS = (0, 3, 4)  # can differ only where the two versions answered differently
 TRAFFIC_COLUMNS = (1, 2)  # differ on all traffic
 MAX_CONTROLS = 9  # per block
+MAX_OPEN = 50_000  # sessions waiting for outcomes; beyond, the oldest settle with what is known (about 5 MB of state)
 BUFFER = 64  # controls kept for pairing: older ones are not concurrent any more
 COST_CLIP = 5.0  # times the incumbent's mean
 HARD = ("crash", "must_pass", "leak")
@@ -240,11 +241,11 @@ class Ledger:
         self.open: dict[str, Unit] = {}
 
     def settle(self, now: float, deadline_s: float) -> list[Unit]:
-        """Units from the front of the line that are complete or past their deadline."""
+        """Units from the front of the line that are complete, past their deadline, or too many to wait for."""
         settled = []
         while self.open:
             session, unit = next(iter(self.open.items()))
-            if not unit.complete and now < unit.began + deadline_s:
+            if not unit.complete and now < unit.began + deadline_s and len(self.open) <= MAX_OPEN:
                 break
             settled.append(self.open.pop(session))
         return settled
