@@ -108,7 +108,8 @@ def card(manifest: Mapping[str, Any]) -> str:
         unit = f" ({stage['unit']} to {stage['makes']})" if "makes" in stage else f" ({stage['unit']})"
         why = "; ".join(f"{count} {reason}" for reason, count in stage["dropped"].items())
         lines.append(f"| {stage['filter']}{unit} | {stage['in']} | {stage['out']} | {why} |")
-    lines += ["", "## What is in it", ""]
+    if manifest["counts"]:
+        lines += ["", "## What is in it", ""]
     for name, counts in manifest["counts"].items():
         lines.append(f"- {name}: " + ", ".join(f"{key} {count}" for key, count in counts.items()))
     lines += ["", "## Personal data", ""]
