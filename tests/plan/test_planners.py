@@ -236,13 +236,14 @@ class Provider(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def provider() -> Iterator[type[Provider]]:
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Provider]]:
     class Own(Provider):
         answers: list[str] = []  # noqa: RUF012
         asked: list[dict] = []  # noqa: RUF012
 
     server = HTTPServer(("127.0.0.1", 0), Own)
-    Own.url = f"http://127.0.0.1:{server.server_port}/v1"  # type: ignore[attr-defined]
+    monkeypatch.setenv("OPENAI_API_BASE", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield Own
@@ -256,31 +257,16 @@ class Answer:
         self.text = text
 
 
-def complete_over(provider: Any) -> Any:
-    """`models.gateway.complete`'s signature over plain HTTP."""
-
-    async def complete(model: str, messages: list, *, tools: Any = None, max_tokens: int, temperature: float,
-                       timeout_s: float, tracing: Any = None) -> Answer:  # fmt: skip
-        import httpx
-
-        async with httpx.AsyncClient() as client:
-            body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-            answer = await client.post(provider.url + "/chat/completions", json=body, timeout=timeout_s)
-            return Answer(answer.json()["choices"][0]["message"]["content"])
-
-    return complete
-
-
-def ask_model(provider: Any, text: str = "cancel A-1") -> Plan:
-    planner = ModelPlanner("stand-in", complete=complete_over(provider))
+def ask_model(text: str = "cancel A-1") -> Plan:
+    planner = ModelPlanner("openai/stand-in")
     return asyncio.run(planner.plan(request(text), (Route("cancel", 0.6, "encoder"),), TOOLS))
 
 
 def test_a_model_writes_a_plan(provider: Any) -> None:
     provider.answers = ['```\no = get("A-1")\nc = cancel(o.id)\nsay "done {c.id}"\n```']
-    plan = ask_model(provider)
+    plan = ask_model()
     assert [step.tool for step in plan.steps] == ["get", "cancel"]
-    assert plan.source == "model:stand-in"
+    assert plan.source == "model:openai/stand-in"
     [asked] = provider.asked
     assert "cancel(id: string): Cancel a thing. [write]" in asked["messages"][0]["content"]
     assert asked["messages"][-1]["content"].endswith("The customer's message:\ncancel A-1")
@@ -288,12 +274,12 @@ def test_a_model_writes_a_plan(provider: Any) -> None:
 
 def test_a_wrong_plan_goes_back_with_the_parsers_error(provider: Any) -> None:
     provider.answers = ['c = cancle("A-1")\nsay ""', 'c = cancel("A-1")\nsay "ok"']
-    assert ask_model(provider).steps[0].tool == "cancel"
+    assert ask_model().steps[0].tool == "cancel"
     assert "'cancle' is not a tool" in provider.asked[1]["messages"][-1]["content"]
 
 
 def test_a_model_that_never_writes_a_plan_hands_over(provider: Any) -> None:
-    plan = ask_model(provider)
+    plan = ask_model()
     assert len(provider.asked) == 3
     assert plan.handoff == "the planner model wrote no valid plan. The customer wrote: cancel A-1"
 
