@@ -11,12 +11,12 @@ MAX_ADDRESSES = 50  # of one text whose owners are looked for
 _WORD = r"\p{Lu}[\p{L}'’\-]+"
 # Each pattern's group "v" holds up to four words; `trimmed` cuts it at the first that cannot be part of a name.
 INTRODUCED = (
-    r"(?:(?i:\b(?:i am|i['’]?m|this is|it['’]?s|here is|ich bin|hier ist)) "
+    r"(?:(?i:\b(?:i am|i['’]?m|this is|it['’]?s|here is|call me|ich bin|hier ist)) "
     r"|(?i:\b(?:full name|name|customer)\s*[:=]) ?)"
     rf"(?P<v>{_WORD}(?: (?:\p{{Lu}}[\p{{L}}'’.\-]*|van|von|de|der|den|da|di|la|le|bin|al)){{0,3}})"
 )
 MY_NAME = (
-    r"(?i)\b(?:my (?:full |first |last |sur)?name|name['’]s|mein name|call me)(?: is|['’]s| ist|:)?:? +"
+    r"(?i)\b(?:my (?:full |first |last |sur)?name(?: is|['’]s|:)|mein name(?: ist|:)|the name['’]s):? +"
     r"(?P<v>[\p{L}][\p{L}'’\-]*(?:[ .]+[\p{L}][\p{L}'’\-]*){0,3})"
 )
 TITLED = (
@@ -62,18 +62,25 @@ _ROLES = _words("""
 _PARTICLES = _words("van von de der den da di la le bin al")
 
 
-def trimmed(words: str) -> str:
-    """The leading part of `words` that can be a name; "" when none can."""
+def trimmed(words: str, capitals: bool = False) -> str:
+    """The leading part of `words` that can be a name; "" when none can.
+
+    Args:
+        words: what follows the phrase that announced a name.
+        capitals: whether it may be in capitals; after a short phrase ("I AM MISSING …") those are no name.
+    """
     end = 0
     for count, match in enumerate(re.finditer(r"[^\s.]+\.?", words)):
         word = match[0].rstrip(".")
-        if word.isupper() and 1 < len(word) <= 4 and not count:
-            break  # an airport, a currency, an abbreviation
+        if word.isupper() and len(word) > 1 and not capitals and not count:
+            break
         if word.lower().replace("’", "'") in _STOP or (count and not word[0].isupper() and not words.islower()):
             if word.lower() not in _PARTICLES:
                 break
             continue  # a particle counts only with the word after it
         end = match.end()
+        if match[0].endswith(".") and len(word) > 2:
+            break  # the sentence ended here; an initial would be shorter
     return words[:end].rstrip(" .,")
 
 

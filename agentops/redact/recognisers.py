@@ -99,7 +99,7 @@ class Recognisers:
             add(secrets.HEADER, _plain("SECRET", secrets.HEADER))
         if "NAME" in rules.kinds:
             for pattern in (people.INTRODUCED, people.MY_NAME, people.TITLED, people.GREETED, people.SIGNED):
-                add(pattern, _names(pattern))
+                add(pattern, _names(pattern, capitals=pattern in (people.MY_NAME, people.TITLED, people.SIGNED)))
         for kind, pattern in rules.patterns:
             add(pattern, _plain(kind, pattern))
         self._encoded_at = len(self._finders)
@@ -210,13 +210,13 @@ def _assigned(text: str, subject: bytes | str) -> Iterator[Finding]:
                 yield Finding("SECRET", start, end, value)
 
 
-def _names(pattern: str) -> Callable[[str, bytes | str], Iterator[Finding]]:
+def _names(pattern: str, capitals: bool) -> Callable[[str, bytes | str], Iterator[Finding]]:
     compiled = _compile(pattern)
     group = _group(compiled, "v")
 
     def find(text: str, subject: bytes | str) -> Iterator[Finding]:
         for start, end in _spans(compiled, subject, group):
-            name = people.trimmed(text[start:end])
+            name = people.trimmed(text[start:end], capitals)
             if len(name) >= 2:
                 yield Finding("NAME", start, start + len(name), " ".join(name.lower().split()))
 

@@ -22,7 +22,7 @@ from agentops.types import Json
 FAILED = "<REDACTION_FAILED>"
 ENGINE = 1  # raise when recognisers change what they find
 CACHED_CHARS = 16_384
-_PASSES = 4  # what stood next to a replaced value may only now stand alone ("4242…AKIA…")
+_PASSES = 8  # what stood next to a replaced value may only now stand alone ("4242…AKIA…")
 _SECRET_KEY = re.compile(
     r"(?:.*[_\-.])?(?:password|passwd|pwd|passphrase|passcode|secret|api_?key|apikey|authorization|cookie|set_cookie"
     r"|private_?key|client_?secret|access_?token|refresh_?token|id_?token|session_?token|auth_?token|secret_?key"

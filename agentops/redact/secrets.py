@@ -5,7 +5,7 @@ Invariant: patterns are RE2 (linear time); group "v" is what is replaced, the na
 
 # One alternation: each branch is a published, fixed form. Names and lengths from the vendors' documentation.
 CLOUD_KEY = (
-    r"\b(?P<v>(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}"  # AWS access key id
+    r"(?P<v>(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}"  # AWS access key id
     r"|AIza[0-9A-Za-z_\-]{35}"  # Google API
     r"|ya29\.[0-9A-Za-z_\-]{20,}"  # Google OAuth
     r"|GOCSPX-[0-9A-Za-z_\-]{20,}"
@@ -13,7 +13,7 @@ CLOUD_KEY = (
     r"|glpat-[0-9A-Za-z_\-]{18,}"
     r"|xox[abeoprs]-[0-9A-Za-z\-]{10,}|xapp-[0-9A-Za-z\-]{10,}"  # Slack
     r"|(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{10,}|whsec_[0-9A-Za-z]{20,}"  # Stripe
-    r"|sk-(?:proj-|ant-|or-|svcacct-)?[0-9A-Za-z_\-]{20,}"  # OpenAI, Anthropic, OpenRouter
+    r"|\bsk-(?:proj-|ant-|or-|svcacct-)?[0-9A-Za-z_\-]{20,}"  # OpenAI, Anthropic, OpenRouter (not "risk-…")
     r"|hf_[0-9A-Za-z]{20,}|npm_[0-9A-Za-z]{30,}|pypi-[0-9A-Za-z_\-]{40,}"
     r"|SG\.[0-9A-Za-z_\-]{16,}\.[0-9A-Za-z_\-]{16,}"  # SendGrid
     r"|dop_v1_[0-9a-f]{40,}|shpat_[0-9a-fA-F]{20,}|lin_api_[0-9A-Za-z]{20,}|dapi[0-9a-f]{32}"
@@ -50,5 +50,5 @@ def looks_secret(value: str, operator: str) -> bool:
         return False  # a placeholder, or already replaced
     if operator != ":":
         return True
-    core = value.strip(".!?")
+    core = value.strip(".,;:!?")
     return len(core) >= 4 and (any(c.isdigit() for c in core) or any(not c.isalnum() and c not in "-_" for c in core))
