@@ -50,6 +50,8 @@ def wordings() -> tuple[Wording, ...]:
         for index, text in enumerate(table["texts"]):
             split = "seed" if index < seeds else CYCLE[(index - seeds) % len(CYCLE)]
             found.append(Wording(f"{label}/{index:02d}", label, text, split))
+        for index, text in enumerate(table.get("more", ())):  # more ways that traffic brings
+            found.append(Wording(f"{label}/t{index:02d}", label, text, "later" if index % 5 == 4 else "train"))
         for index, text in enumerate(table.get("must_pass", ())):
             found.append(Wording(f"{label}/m{index}", label, text, "frozen", must_pass=True))
     return tuple(found)

@@ -26,7 +26,7 @@ SUITES = FOLDER / "suites"
 PLANNER = FOLDER.parents[1] / "routers" / "planner" / "planner.toml"
 COUNTS = {"train": 2_200, "later": 900, "frozen": 1_000, "sealed": 1_000}  # "later" tasks belong to the train split
 SEVERAL, OUTSIDE = 0.10, 0.08  # shares of messages with two intents, and of those out of scope
-MUST_PASS_EACH = 3
+MUST_PASS_EACH = 4  # messages of a must-pass wording that has slots; without slots there is only one
 TRAFFIC = (1_300, 700)  # rows with wordings of "train", then rows of which half have wordings of "later"
 SLOTS = {"order": "order_id", "refund": "reference", "sku": "sku", "address": "address", "amount": "amount_cents"}
 
@@ -154,7 +154,8 @@ def _group(group: str, count: int, rng: random.Random, seen: set[str]) -> list[T
         if wording.split == group and not wording.must_pass:
             pool.setdefault(wording.label, []).append(wording)
     several, outside = round(SEVERAL * count), round(OUTSIDE * count)
-    fixed = [w for w in phrasing.wordings() if w.must_pass for _ in range(MUST_PASS_EACH)] if group == "frozen" else []
+    fixed = [w for w in phrasing.wordings() if w.must_pass and group == "frozen"]
+    fixed = [wording for wording in fixed for _ in range(MUST_PASS_EACH if wording.slots else 1)]
     made: list[tuple[_Part, ...]] = []
     texts: list[str] = []
 
@@ -169,7 +170,7 @@ def _group(group: str, count: int, rng: random.Random, seen: set[str]) -> list[T
         raise LookupError(f"no new message from {[one.id for one in wordings]}: add courtesies or slots")
 
     for wording in fixed:
-        add((wording,), plain=wording.label != "human_agent")
+        add((wording,), plain=True)
     order = {label: rng.sample(found, len(found)) for label, found in pool.items()}
     for number in range(outside):
         add((order[OUT_OF_SCOPE][number % len(order[OUT_OF_SCOPE])],))

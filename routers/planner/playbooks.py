@@ -37,6 +37,7 @@ _BEFORE_STREET = _words(
     "to is at it in instead use address now here with live the and be go goes ship send deliver delivered home"
     " for us me my our place office straight stay must should put bring take replace reroute forward"
 )
+_PERIODS = _words("day days week weeks month months year years hour hours times")
 _PREFIXES = _words("am an im in auf alte alter neue neuer obere untere grosse kleine hohe lange zum zur")
 _REFUND = re.compile(r"\brf[\s\-_:#.]{0,3}(\d{5})\b", re.IGNORECASE)
 _ORDER = re.compile(r"\bs[o0][\s\-_:#.]{0,3}(\d{5})\b", re.IGNORECASE)
@@ -57,7 +58,7 @@ _QUANTITY = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]{2,30}")
 _COUNTED = {
-    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
     "pair": 2, "couple": 2, "dozen": 12,
 }  # fmt: skip
 _COMMON = _words(
@@ -192,8 +193,11 @@ def _quantity(text: str) -> int:
     for match in _QUANTITY.finditer(text):
         if 1 <= int(match[1]) <= MOST_QUANTITY:
             return int(match[1])
-    counted = [_COUNTED[word] for word in _WORD.findall(text.lower()) if word in _COUNTED]
-    return counted[0] if counted else 1
+    words = _WORD.findall(text.lower())
+    for word, after in zip(words, [*words[1:], ""], strict=False):  # no words: no pairs
+        if word in _COUNTED and after not in _PERIODS:  # "one" is what is meant when no number is said
+            return _COUNTED[word]
+    return 1
 
 
 def _search_words(text: str) -> list[str]:

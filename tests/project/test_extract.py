@@ -42,6 +42,8 @@ def extract(part):
         ("reserve 3 x SKU-1042", {"sku": "SKU-1042", "quantity": 3}),
         ("SKU-1042, qty 4", {"quantity": 4}),
         ("hold 3 of SKU-1042 for 5 days", {"quantity": 3}),
+        ("One more thing. I would like three Oslo Writing Desk for two weeks", {"quantity": 3}),
+        ("hang on to SKU-1042 for three days", {"quantity": 1}),
         ("with 19 percent VAT, for 14 days: 2 SKU-1042", {"quantity": 2}),
         ("hold SKU-1042", {"quantity": 1}),
         ("12.50 EUR too much for SO-12345", {"amount_cents": 1250, "order_id": "SO-12345"}),

@@ -69,20 +69,24 @@ def test_every_intent_has_many_wordings_in_every_split(part, project) -> None:
         splits = Counter(one.split for one in own)
         assert splits["seed"] == 3, label
         assert min(splits["frozen"], splits["sealed"]) >= 6, label
-        assert splits["train"] >= 8, label
+        assert splits["train"] >= 16, label
         assert splits["later"] >= 3, label
     assert len([one for one in wordings if one.label == OUT_OF_SCOPE]) >= 80
     assert {one.label for one in wordings} == {*project.routers["intent"].table["labels"], OUT_OF_SCOPE}
 
 
 def test_wordings_differ_by_more_than_a_word(part) -> None:
-    by_label: dict[str, list[set[str]]] = {}
+    """Within an intent no wording is another with a word changed, and what is measured is not what is trained on."""
+    seen: list[tuple] = []
     for one in part("pipelines.support.phrasing").wordings():
         words = set(re.findall(r"\w+", one.text.lower()))
-        for other in by_label.setdefault(one.label, []):
-            alike = len(words & other) / max(1, len(words | other))
-            assert alike < 0.75 or len(words) < 5, f"{one.id}: {one.text!r} is almost {sorted(other)}"
-        by_label[one.label].append(words)
+        for other, others in seen:
+            alike = len(words & others) / len(words | others)
+            apart = {one.split, other.split} & {"frozen", "sealed"} and one.split != other.split
+            if apart or one.label == other.label:
+                limit = 0.7 if apart else 0.8
+                assert alike < limit, f"{one.id} {one.text!r} is almost {other.id} {other.text!r}"
+        seen.append((one, words))
 
 
 @pytest.mark.parametrize("split", ["train", "frozen", "sealed"])
