@@ -112,7 +112,7 @@ class Head:
         """
         try:
             fields: dict[str, Any] = json.loads((folder / _FIELDS).read_text(encoding="utf-8"))
-            with np.load(folder / _ARRAYS, allow_pickle=False) as stored:
+            with (folder / _ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays: Mapping[str, np.ndarray] = {name: stored[name] for name in stored.files}
             if fields.pop("format") != FORMAT:
                 raise ValueError("another format")
