@@ -5,6 +5,7 @@ Heavy imports happen inside commands: `agentops --help` loads no model library.
 """
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -86,9 +87,7 @@ def top(
 
 def main() -> None:
     """Entry point: run a command; a deliberate error is one sentence on standard error."""
-    from agentops.cli import commands
-
-    commands.register(app)
+    importlib.import_module("agentops.cli.commands")
     try:
         app()
     except AgentopsError as error:

@@ -1,13 +1,7 @@
-"""Every command, registered on one application."""
-
-import typer
+"""Every command, registered once when this module is first imported, in the order a newcomer meets them."""
 
 from agentops.cli import demo, governance, offline, online, releases, setup, traces
+from agentops.cli.app import app
 
-PARTS = (setup, online, traces, offline, releases, governance, demo)
-
-
-def register(app: typer.Typer) -> None:
-    """Add all commands to `app`, in the order a newcomer meets them."""
-    for part in PARTS:
-        part.register(app)
+for part in (setup, online, traces, offline, releases, governance, demo):
+    part.register(app)
