@@ -63,7 +63,12 @@ def replay(controller: Controller, router: str, units: Iterable[ReplayUnit], eve
         metrics = unit.candidate if on_candidate else unit.stable
         other = unit.stable if on_candidate else unit.candidate
         metrics = dataclasses.replace(
-            metrics, disagreed=unit.disagreed, shadow_latency_s=other.latency_s, complete=True
+            metrics,
+            denied=bool(metrics.denied),  # nothing runs in a replay, so nothing was denied or failed unless it says so
+            error=bool(metrics.error),
+            disagreed=unit.disagreed,
+            shadow_latency_s=other.latency_s,
+            complete=True,
         )
         batch.append((unit.session, assignment, metrics))
         sessions += 1
