@@ -16,7 +16,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -304,7 +304,7 @@ def _read_labels(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """No progress bars of transformers while weights load: nothing but the command line writes to the terminal."""
     from transformers.utils import logging
 

@@ -116,7 +116,7 @@ class Encoder:
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1
         feed: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        hidden = self._session.run(None, {name: feed[name] for name in self._inputs})[0]
+        hidden = np.asarray(self._session.run(None, {name: feed[name] for name in self._inputs})[0])
         weight = mask[..., None].astype(np.float32)
         pooled = (hidden * weight).sum(axis=1) / weight.sum(axis=1)  # [CLS] and [SEP] are always there: never 0
         return pooled / np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)

@@ -162,9 +162,10 @@ def _litellm() -> ModuleType:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it fetches a file from the network
     import litellm
 
-    litellm.telemetry = False
-    litellm.suppress_debug_info = True  # it prints advertisements for its support channel on errors
-    litellm.disable_aiohttp_transport = True  # its aiohttp sessions are never closed
+    settings: Any = litellm
+    settings.telemetry = False
+    settings.suppress_debug_info = True  # it prints advertisements for its support channel on errors
+    settings.disable_aiohttp_transport = True  # its aiohttp sessions are never closed
     return litellm
 
 

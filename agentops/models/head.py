@@ -9,8 +9,7 @@ Invariant: a row's result depends on that row only. Fitting is `agentops.train.r
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +88,25 @@ class Head:
     def save(self, folder: Path) -> None:
         """Write head.npz and head.json into `folder`, created when missing. Equal heads give equal bytes."""
         folder.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, np.ndarray] = {
-            "weight": self.weight.astype(np.float32),
-            "bias": self.bias.astype(np.float32),
-            "rows": self.rows.astype(np.float16),  # cosines to three digits; half the size
-            "starts": self.starts.astype(np.int64),
-            "means": self.means.astype(np.float64),
-            "deviations": self.deviations.astype(np.float64),
+        with (folder / _ARRAYS).open("wb") as file:
+            np.savez(
+                file,
+                weight=self.weight.astype(np.float32),
+                bias=self.bias.astype(np.float32),
+                rows=self.rows.astype(np.float16),  # cosines to three digits; half the size
+                starts=self.starts.astype(np.int64),
+                means=self.means.astype(np.float64),
+                deviations=self.deviations.astype(np.float64),
+            )
+        fields = {
+            "format": FORMAT,
+            "labels": list(self.labels),
+            "encoder": self.encoder,
+            "threshold": self.threshold,
+            "temperature": self.temperature,
+            "outside": self.outside,
         }
-        np.savez(folder / _ARRAYS, **arrays)
-        fields = {name: value for name, value in asdict(self).items() if name not in arrays}
-        (folder / _FIELDS).write_text(
-            json.dumps({"format": FORMAT, **fields}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        (folder / _FIELDS).write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "Head":
@@ -113,15 +118,12 @@ class Head:
         try:
             fields: dict[str, Any] = json.loads((folder / _FIELDS).read_text(encoding="utf-8"))
             with (folder / _ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays: Mapping[str, np.ndarray] = {name: stored[name] for name in stored.files}
+                arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
             if fields.pop("format") != FORMAT:
                 raise ValueError("another format")
-            head = cls(
-                labels=tuple(fields.pop("labels")),
-                **fields,
-                **{name: value for name, value in arrays.items() if name != "rows"},
-                rows=arrays["rows"].astype(np.float32),
-            )
+            arrays["rows"] = arrays["rows"].astype(np.float32)
+            labels = tuple(fields.pop("labels"))
+            head = cls(labels=labels, **fields, **arrays)
             head.check()
         except Exception as error:  # noqa: BLE001 - zip, JSON, array and type errors of a damaged file share no base class
             raise ModelError(

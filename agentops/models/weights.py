@@ -10,11 +10,12 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def digest(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Generator[None]:
     """Hold an exclusive lock on `file` between processes and threads; waits for whoever has it."""
     with file.open("ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -176,12 +177,13 @@ def _convert(source: Path, folder: Path) -> None:
         tokenizer.chat_template = templates.qwen2_5_chat_template
         tokenizer.pad_token = "<|endoftext|>"  # noqa: S105 - a vocabulary entry
         # Without dequantize=True save_pretrained refuses; TRL needs the folder, not the object.
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            gguf_file=source.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-        )
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be switched off
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                source.parent,
+                gguf_file=source.name,
+                dtype=torch.float32,
+                quantization_config=GgufConfig(dequantize=True),
+            )
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

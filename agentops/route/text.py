@@ -79,7 +79,7 @@ class _Guess:
         return self.label != OUT_OF_SCOPE
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TextRouter:
     """Implements types.Router. Thread-safe.
 
@@ -342,7 +342,7 @@ def seed_rows(definition: Definition) -> list[tuple[str, str]]:
                         f"{where}:{reader.line_num}: label {row['label']!r} is not in {definition.file.name}; labels: "
                         f"{', '.join(sorted(known))}"
                     )
-                rows.append((row["text"], row["label"]))
+                rows.append((row["text"] or "", row["label"]))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RouteError(
             f"{where} cannot be read ({type(error).__name__}): write it as UTF-8 CSV with text,label"
