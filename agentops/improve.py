@@ -230,6 +230,10 @@ def harvest_dataset(
     given = {**recipe, "effects": {name: spec.effect for name, spec in workspace.specs.items()}, **(options or {})}
     if kind == "router":
         given.setdefault("labels", sorted(labels_of(workspace.project)))
+    if kind == "sft" and "include_undecided" not in given:
+        # Traces of which nobody ever judged any: the choice is between rows marked as unjudged and none at all.
+        judged = any(one.outcome.success is not None for one in trajectories(workspace.lake, where))
+        given["include_undecided"] = not judged
     return harvesting.harvest(
         kind,
         itertools.chain(trajectories(workspace.lake, where), also),

@@ -41,13 +41,22 @@ def harvest(
     include_inaction: Annotated[
         bool, typer.Option("--include-inaction", help="Keep rewards earned by doing nothing.")
     ] = False,
+    include_undecided: Annotated[
+        bool | None,
+        typer.Option(
+            "--include-undecided/--judged-only",
+            help="sft: also episodes nobody judged that ended without an error; default: only when none was judged.",
+        ),
+    ] = None,
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn recorded traces into a data set whose every row can be explained."""
     from agentops.improve import harvest_dataset
 
-    options = {"include_inaction": True} if include_inaction else {}
+    options: dict[str, Any] = {"include_inaction": True} if include_inaction else {}
+    if include_undecided is not None:
+        options["include_undecided"] = include_undecided
     with open_workspace(project) as workspace:
         made = harvest_dataset(workspace, kind, out, where=where, options=options)
     card = (made.path / "card.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ import typer
 
 from agentops.cli.app import AsJson, ProjectDir, show, table
 from agentops.errors import TraceError
+from agentops.store import Lake
 from agentops.types import Trajectory
 from agentops.workspace import open_workspace
 
@@ -42,30 +43,36 @@ def list_(
 
     with open_workspace(project) as workspace:
         rows = summaries(workspace.lake, limit, where)
-    columns = (
-        "id",
-        "service",
-        "start",
-        "duration_ms",
-        "status",
-        "route",
-        "model_calls",
-        "tool_calls",
-        "errors",
-        "feedback",
-    )
-    show(rows, as_json, [table("", columns, ([row[name] for name in columns] for row in rows))])
+    names = ("duration_ms", "status", "route", "model_calls", "tool_calls", "errors", "feedback")
+    shown = [
+        (row["id"][:12], row["service"], str(row["start"])[:19].replace("T", " "), *(row[name] for name in names))
+        for row in rows
+    ]
+    columns = ("id", "service", "start", "ms", "status", "route", "models", "tools", "errors", "feedback")
+    show(rows, as_json, [table("", columns, shown)] if rows else ["no traces yet: serve requests or import some"])
+
+
+def found_by(lake: Lake, prefix: str) -> Trajectory:
+    """The one trace whose id starts with `prefix`.
+
+    Raises:
+        TraceError: none, or several.
+    """
+    from agentops.trace import trajectory
+
+    query = "SELECT DISTINCT trace_id FROM spans WHERE starts_with(trace_id, ?) LIMIT 2"
+    ids = [row["trace_id"] for row in lake.sql(query, [prefix])] if prefix.strip() else []
+    found = trajectory(lake, ids[0]) if len(ids) == 1 else None
+    if found is None:
+        raise TraceError(f"{len(ids) or 'no'} trace starts with {prefix!r}: `agentops traces list` shows the ids")
+    return found
 
 
 @traces.command("show")
 def show_(trace_id: str, project: ProjectDir = None, as_json: AsJson = False) -> None:
     """One trace as the trajectory every later stage reads."""
-    from agentops.trace import trajectory
-
     with open_workspace(project) as workspace:
-        found = trajectory(workspace.lake, trace_id)
-    if found is None:
-        raise TraceError(f"no trace {trace_id!r}: `agentops traces list` shows the ids")
+        found = found_by(workspace.lake, trace_id)
     show(found, as_json, _trajectory(found))
 
 
@@ -123,7 +130,7 @@ def feedback(
     as_json: AsJson = False,
 ) -> None:
     """Attach a judgement, a comment or a correction to a trace."""
-    from agentops.trace import trajectory, write_feedback
+    from agentops.trace import write_feedback
     from agentops.types import Feedback
 
     if up and down:
@@ -131,15 +138,15 @@ def feedback(
     if not (up or down or comment or answer or label):
         raise TraceError("nothing to store: give --up, --down, --comment, --answer or --label")
     with open_workspace(project) as workspace:
-        found = trajectory(workspace.lake, trace_id)
-        if found is None:
-            raise TraceError(f"no trace {trace_id!r}: `agentops traces list` shows the ids")
+        found = found_by(workspace.lake, trace_id)
         text = workspace.redactor.text
         who = workspace.redactor.pseudonym("USER", user, found.tenant)
         score = 1 if up else -1 if down else 0
-        given = Feedback(trace_id, score, workspace.clock.now(), who, text(comment), text(answer), tuple(label or ()))
+        given = Feedback(
+            found.trace_id, score, workspace.clock.now(), who, text(comment), text(answer), tuple(label or ())
+        )
         write_feedback(workspace.lake, [given], workspace.project.settings.service)
-    show(given, as_json, [f"stored on {trace_id}"])
+    show(given, as_json, [f"stored on {found.trace_id}"])
 
 
 def register(app: typer.Typer) -> None:
