@@ -116,13 +116,13 @@ def join(first: str, second: str, split: str, rng: random.Random) -> str:
 
 def _noisy(text: str, rng: random.Random) -> str:
     if rng.random() < 0.40:
-        text = f"{rng.choice(_context()['before'])} {text}"
+        text = f"{_courtesy('before', text, rng)} {text}"
     if rng.random() < 0.10:
         text = text.rstrip(".!?")
     elif rng.random() < 0.04:
         text = text.rstrip(".!?") + rng.choice(("!!", "??", "...", "!!!"))
     if rng.random() < 0.38:
-        text = f"{text} {rng.choice(_context()['after'])}"
+        text = f"{text} {_courtesy('after', text, rng)}"
     chance = rng.random()
     if chance < 0.13:
         text = _outside_slots(text, str.lower)
@@ -131,6 +131,11 @@ def _noisy(text: str, rng: random.Random) -> str:
     if rng.random() < 0.16:
         text = _outside_slots(text, lambda part: _mistyped(part, rng, 0.05))
     return text
+
+
+def _courtesy(place: str, text: str, rng: random.Random) -> str:
+    """Never longer than the text it goes with: two short messages must not be alike for their courtesies alone."""
+    return rng.choice([one for one in _context()[place] if len(one) <= max(24, len(text))])
 
 
 def _outside_slots(text: str, change: Callable[[str], str]) -> str:
