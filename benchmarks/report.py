@@ -29,7 +29,11 @@ def arguments(description: str, seed: int = 0) -> argparse.Namespace:
 
 
 def publish(
-    section: str, values: Mapping[str, float | None], details: Mapping[str, Any], options: argparse.Namespace
+    section: str,
+    values: Mapping[str, float | None],
+    details: Mapping[str, Any],
+    options: argparse.Namespace,
+    part: bool = False,
 ) -> bool:
     """Print the table, write the JSON file when one was asked for.
 
@@ -38,6 +42,7 @@ def publish(
         values: measure id -> value, None when it could not be measured (then `details[id]` says why).
         details: anything else worth keeping.
         options: as `arguments` returns.
+        part: the benchmark measures only these values of the section; the others are another's.
 
     Returns:
         Whether every goal is met (always True for a quick run).
@@ -52,6 +57,7 @@ def publish(
     print(f"\n{section}{' (quick: not compared)' if options.quick else ''}")
     print(f"{'measure':<28}{'value':>12}{'goal':>12}  met   what")
     met = True
+    goals = {name: goal for name, goal in goals.items() if not part or name in values}
     for name, goal in goals.items():
         value = values.get(name)
         good = None if value is None else value <= goal["goal"] if goal["better"] == "low" else value >= goal["goal"]
