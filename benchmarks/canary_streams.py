@@ -113,8 +113,9 @@ def delay(world: World, rules: Rules, controls: int, runs: int, most: int, rng: 
         over = (evidence.peak_harm >= limits).any(axis=-1)
         if over.any():
             found[ids[over]] = turn
-            ids = ids[~over]
-            _keep(evidence, ~over)
+            keep = np.logical_not(over)
+            ids = ids[keep]
+            _keep(evidence, keep)
             if not len(ids):
                 break
     return found

@@ -6,7 +6,7 @@ Invariant: a number always comes with its interval and its n, and a verdict that
 from agentops.evaluate.agents import evaluate_agent
 from agentops.evaluate.gates import gate, gate_problems
 from agentops.evaluate.report import from_json, junit, load, rows, save, to_json
-from agentops.evaluate.routers import evaluate_router
+from agentops.evaluate.routers import evaluate_router, latencies
 from agentops.evaluate.suites import Suite, load_suite, suite_of
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "gate",
     "gate_problems",
     "junit",
+    "latencies",
     "load",
     "load_suite",
     "rows",

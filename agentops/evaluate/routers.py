@@ -59,8 +59,8 @@ def evaluate_router(
     tasks = _draw(suite.tasks, limit, seed)
     positions = random.Random(seed).sample(range(len(tasks)), min(timed, len(tasks)))
     routers = [router] if baseline is None else [router, baseline]
-    latencies = _time(routers, [tasks[position].text for position in positions])
-    answers = [_answers(one, tasks, times) for one, times in zip(routers, latencies, strict=True)]
+    times = latencies(routers, [tasks[position].text for position in positions])
+    answers = [_answers(one, tasks, taken) for one, taken in zip(routers, times, strict=True)]
     metrics, details = _measure(tasks, answers[0], seed)
     details |= {"tasks": len(tasks), "suite_tasks": len(suite.tasks), "timed": len(positions)}
     if baseline is not None:
@@ -89,18 +89,35 @@ def _draw(tasks: Sequence[Task], limit: int | None, seed: int) -> list[Task]:
     return [task for position, task in enumerate(tasks) if position in chosen or task.must_pass]
 
 
-def _time(routers: Sequence[Router], texts: Sequence[str]) -> list[list[float]]:
-    """Seconds of each text with each router, one at a time, the routers taking turns; the first text warms up."""
+def latencies(routers: Sequence[Router], texts: Sequence[str], repeats: int = 1) -> list[list[float]]:
+    """Seconds that each router takes for each text, one text at a time, the routers taking turns.
+
+    Every call gets its own last word: routers remember texts (the encoder keeps recent vectors), so of two that are
+    given the same one the second would look 50 times faster.
+
+    Args:
+        routers: to be compared; all in this process.
+        texts: what they are asked.
+        repeats: calls of which the median counts; 3 takes a busy machine's spikes away.
+
+    Returns:
+        One list a router, in the order of `texts`.
+    """
+    run = f"{time.time_ns():x}"
     times: list[list[float]] = [[] for _ in routers]
-    if texts:
-        for router in routers:
-            router.route([texts[0]])
+    for router in routers:
+        router.route([f"warm up {run}"])
     for turn, text in enumerate(texts):
-        order = range(len(routers)) if turn % 2 == 0 else reversed(range(len(routers)))
-        for index in order:
-            began = time.perf_counter()
-            routers[index].route([text])
-            times[index].append(time.perf_counter() - began)
+        taken: list[list[float]] = [[] for _ in routers]
+        for repeat in range(repeats):
+            order = range(len(routers)) if (turn + repeat) % 2 == 0 else reversed(range(len(routers)))
+            for index in order:
+                asked = f"{text} {run}-{turn}-{repeat}-{index}"
+                began = time.perf_counter()
+                routers[index].route([asked])
+                taken[index].append(time.perf_counter() - began)
+        for index, seconds in enumerate(taken):
+            times[index].append(statistics.median(seconds))
     return times
 
 

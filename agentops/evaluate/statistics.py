@@ -66,6 +66,11 @@ def design_effect(values: Sequence[float] | np.ndarray, clusters: Sequence[str] 
     return max(1.0, groups / (groups - 1) * float((sums**2).sum()) / independent)
 
 
+def median(values: Sequence[float]) -> float:
+    """Middle value; NaN when there is none."""
+    return float(np.median(values)) if len(values) else math.nan
+
+
 def mean_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval:
     """Mean of numbers with a normal interval from cluster-robust errors. n = 0: NaN, unbounded."""
     data = np.asarray(values, dtype=float)

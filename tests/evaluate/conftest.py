@@ -29,7 +29,7 @@ class Scripted:
 
     def _labels(self, text: str) -> tuple[str, ...]:
         draw = int.from_bytes(hashlib.sha256(f"{self.version}|{text}".encode()).digest()[:4], "big") / 2**32
-        return self.gold[text] if draw < self.share and text not in self.wrong else ("wrong",)
+        return self.gold.get(text, ("timed",)) if draw < self.share and text not in self.wrong else ("wrong",)
 
     def _stage(self, text: str) -> str:
         return "encoder" if len(text) % 3 else "causal"

@@ -1,11 +1,23 @@
 """Reports on routers with known mistakes."""
 
 import json
+import time
 
 import pytest
 
 from agentops.errors import EvaluateError
-from agentops.evaluate import evaluate_router, from_json, gate, gate_problems, junit, load, rows, save, to_json
+from agentops.evaluate import (
+    evaluate_router,
+    from_json,
+    gate,
+    gate_problems,
+    junit,
+    latencies,
+    load,
+    rows,
+    save,
+    to_json,
+)
 from agentops.types import Route
 
 RULES = {
@@ -55,6 +67,24 @@ def test_a_limit_draws_a_sample_and_keeps_every_must_pass_case(made, scripted):
     assert 50 <= report.metrics["accuracy"].n <= 80
     with pytest.raises(EvaluateError, match="at least 1"):
         evaluate_router(suite, router, limit=0)
+
+
+def test_a_router_that_remembers_texts_is_not_timed_on_remembered_ones():
+    """Two routers share one memory, as two heads share an encoder: neither profits from the other's call."""
+    memory: set[str] = set()
+
+    class Remembering:
+        version = "memory"
+
+        def route(self, texts):
+            if texts[0] not in memory:
+                time.sleep(0.002)
+            memory.add(texts[0])
+            return [(Route("a", 1.0, "encoder"),)]
+
+    one, two = latencies([Remembering(), Remembering()], ["same text"] * 10 + ["other"], repeats=3)
+    assert len(one) == len(two) == 11
+    assert min(one + two) >= 0.002
 
 
 def test_a_router_that_swallows_texts_is_refused(made):
