@@ -62,6 +62,9 @@ _EMPTY = frozenset(
 )
 
 
+Stamp = tuple[tuple[str, int, int], ...]
+
+
 # ------------------------------------------------------------------ the prompt format, shared with training
 
 
@@ -183,7 +186,8 @@ class CausalLabels:
             ModelError: missing or damaged files, or neither labels.json nor labels.
             MissingExtra: torch, transformers or peft is not installed.
         """
-        return _load(str(folder), None if adapter is None else str(adapter), tuple(sorted(set(labels))))
+        names = tuple(sorted(set(labels)))
+        return _load(str(folder), None if adapter is None else str(adapter), names, _stamp(adapter))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -263,7 +267,7 @@ class CausalLabels:
 
 
 @functools.lru_cache(maxsize=3)  # a stable and a candidate adapter, and the plain model: 540 MB each
-def _load(folder: str, adapter: str | None, labels: tuple[str, ...]) -> CausalLabels:
+def _load(folder: str, adapter: str | None, labels: tuple[str, ...], stamp: Stamp) -> CausalLabels:
     for module in ("torch", "transformers"):
         require(module, "train")
     path = weights.causal(folder)
@@ -286,6 +290,14 @@ def _load(folder: str, adapter: str | None, labels: tuple[str, ...]) -> CausalLa
     if prior.shape != (len(words),):
         raise ModelError(f"{LABELS_FILE} has {len(words)} labels but {len(prior)} priors: train the adapter again")
     return CausalLabels(model.eval(), tokenizer, words, prior, float(stored.get("temperature", 1.0)))
+
+
+def _stamp(adapter: Path | None) -> Stamp:
+    """Changes when the adapter's files do: a folder that was trained again is loaded again."""
+    if adapter is None or not adapter.is_dir():
+        return ()
+    files = sorted(path for path in adapter.iterdir() if path.is_file())
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
 def _read_labels(folder: Path) -> dict[str, Any]:

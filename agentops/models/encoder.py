@@ -7,8 +7,6 @@ whatever the text is (characters are cut before tokenising, tokens at 256). It f
 import functools
 import hashlib
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from agentops.models import weights
 MAX_TOKENS = 256
 MAX_CHARACTERS = 4096  # more than 256 tokens of any script; a megabyte would take the tokenizer a second
 BATCH = 32
-REMEMBERED = 4096  # texts; 6 MB. Multi-intent routing and replays ask for the same text again
 
 
 class Encoder:
@@ -69,8 +66,6 @@ class Encoder:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._files = files
-        self._remembered: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -83,21 +78,11 @@ class Encoder:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors of `texts`: (n, dimensions) float32, each of length 1. Any string is accepted, also an empty one."""
         cut = [text[:MAX_CHARACTERS] for text in texts]
-        found: dict[str, np.ndarray] = {}
-        with self._lock:
-            for text in cut:
-                if text in self._remembered:
-                    self._remembered.move_to_end(text)
-                    found[text] = self._remembered[text]
-        missing = list(dict.fromkeys(text for text in cut if text not in found))
-        if missing:
-            found.update(zip(missing, self._compute(missing), strict=True))
-            with self._lock:
-                for text in missing[-REMEMBERED:]:
-                    self._remembered[text] = found[text]
-                while len(self._remembered) > REMEMBERED:
-                    self._remembered.popitem(last=False)
-        return np.stack([found[text] for text in cut]) if cut else np.zeros((0, self.dimensions), np.float32)
+        distinct = list(dict.fromkeys(cut))
+        if not distinct:
+            return np.zeros((0, self.dimensions), np.float32)
+        place = {text: row for row, text in enumerate(distinct)}
+        return self._compute(distinct)[[place[text] for text in cut]]
 
     def _compute(self, texts: Sequence[str]) -> np.ndarray:
         clean = [text.encode("utf-8", errors="replace").decode("utf-8") for text in texts]  # lone surrogates

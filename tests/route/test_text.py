@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,3 +240,45 @@ def test_seed_rows_are_read_and_wrong_ones_named(define: Callable[..., Definitio
         seed_rows(definition)
     with pytest.raises(RouteError, match="in the router's folder"):
         seed_rows(define(router={"seed_data": "../../etc/passwd.csv"}))
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random micro-Llama: it knows nothing, but every part of the stage runs."""
+    from agentops.train import micro
+
+    texts = [
+        "system user assistant Name the topic of the customer's message in one word: cancel, refund, stock, other."
+    ]
+    return micro.make(tmp_path_factory.mktemp("micro"), texts * 4)
+
+
+def test_an_artifact_with_a_language_model_uses_it(artifact: Path, micro: Path, tmp_path: Path) -> None:
+    from agentops.models.causal import CausalLabels
+
+    folder = tmp_path / "both"
+    shutil.copytree(artifact, folder)
+    (folder / "causal").mkdir()
+    CausalLabels.load(str(micro), labels=list(LABELS)).save(folder / "causal")
+    settings = Settings.model_validate({"causal_model": str(micro)})
+    router = TextRouter.load(folder, None, settings)
+    unsure = dataclasses.replace(router, thresholds=Thresholds(confidence=0.9999, out_of_scope=1.0))
+    [[route]] = unsure.route(["about my order"])
+    assert route.stage == "causal"
+    assert sum(p for _, p in route.scores) == pytest.approx(1, abs=1e-4)
+    assert unsure.route(["about my order"])[0][0].scores == route.scores
+
+    CausalLabels.load(str(micro), labels=["cancel", "other_one"]).save(folder / "causal")
+    with pytest.raises(ModelError, match=r"does not know the labels \['refund', 'stock'\]"):
+        TextRouter.load(folder, None, settings)
+
+
+def test_the_setting_brings_an_untrained_language_model(
+    artifact: Path, micro: Path, define: Callable[..., Definition], tmp_path: Path
+) -> None:
+    write_seed(tmp_path, [["text", "label"], ["stop it, please", "cancel"], ["sing", OUT_OF_SCOPE]])
+    settings = Settings.model_validate({"causal_model": str(micro), "use_causal": True})
+    router = TextRouter.load(artifact, define(router={"seed_data": "messages.csv"}), settings)
+    assert router.causal is not None
+    assert set(LABELS) < set(router.causal.labels)
+    assert np.abs(router.causal.prior).sum() > 0  # its bias was measured on the seed messages
