@@ -96,7 +96,7 @@ class Controller:
         reason = override or ("gate passed" if report else "no gate is required")
         suite = report.suite_digest if report else ""
         opened = {"action": "start", "at": now, "by": by, "approved_by": approved_by, "reason": reason, "suite": suite}
-        opened |= {"override": bool(override)}
+        opened |= {"override": bool(override), "stage": "shadow", "weight": 0.0}
         release = Release(id, router, stable, candidate, "shadow", 0.0, id, now, (opened,))
         self.registry.audit.append_now(
             {
@@ -233,7 +233,15 @@ class Controller:
             stage, weight = "canary", self._next_weight(saved)
         elif action == "resume":
             stage = "canary"
-        entry = {"action": action, "reason": reason, "at": now, "from": list(before), "to": [stage, weight], **who}
+        entry = {
+            "action": action,
+            "reason": reason,
+            "at": now,
+            "from": list(before),
+            "stage": stage,
+            "weight": weight,
+            **who,
+        }
         entry["figures"] = figures
         if stage == "canary" and (action == "advance" or step_of(release) < 0):
             entry["step"] = step_of(release) + 1

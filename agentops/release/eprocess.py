@@ -17,10 +17,9 @@ import numpy as np
 
 LOG_ZERO = -1e300  # log of nothing that survives JSON
 BETS = np.array([0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.85])  # share of the wealth staked on each block
-# The mixture's weights. Proportional to the bet: small bets only matter for differences below a point, and weighing
-# them like the others costs 0.5 nats on the rest. At the same detection delay the false alarms are the same as with
-# equal weights (0.3 % of A/A releases a guardrail), but the alpha that guarantees it is half as large (0.005 instead of
-# 0.009).
+# The mixture's weights, proportional to the bet. Equal weights find the same differences in the same time at the same
+# rate of false alarms (0.3 % of equal candidates a guardrail), but need twice the alpha for it: 0.009 instead of 0.005
+# for success.
 PRIOR = BETS / BETS.sum()
 _LOG_PRIOR = np.log(PRIOR)
 _IMBALANCES = np.array([-0.5, -0.2, -0.1, -0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.5])  # relative, tried by SampleRatio
