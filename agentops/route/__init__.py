@@ -3,6 +3,6 @@
 Invariant: importing this package imports no model library. What a router was fitted on is `agentops.train`'s business.
 """
 
-from agentops.route.text import TextRouter, Thresholds, seed_rows
+from agentops.route.text import TextRouter, Thresholds
 
-__all__ = ["TextRouter", "Thresholds", "seed_rows"]
+__all__ = ["TextRouter", "Thresholds"]

@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from agentops.config import Settings
 from agentops.errors import ModelError, RouteError
 from agentops.models.encoder import load as load_encoder
 from agentops.project import Definition
-from agentops.route import TextRouter, Thresholds, seed_rows
+from agentops.route import TextRouter, Thresholds
 from agentops.train import fit_head
 from agentops.types import OUT_OF_SCOPE
 
@@ -222,26 +223,6 @@ def write_seed(folder: Path, rows: list[list[str]]) -> None:
         csv.writer(handle).writerows(rows)
 
 
-def test_seed_rows_are_read_and_wrong_ones_named(define: Callable[..., Definition], tmp_path: Path) -> None:
-    definition = define(router={"seed_data": "messages.csv"})
-    assert seed_rows(define()) == []
-    with pytest.raises(RouteError, match="cannot be read"):
-        seed_rows(definition)
-    write_seed(tmp_path, [["text", "label"], ["stop it, please", "cancel"], ["sing", OUT_OF_SCOPE]])
-    assert seed_rows(definition) == [("stop it, please", "cancel"), ("sing", OUT_OF_SCOPE)]
-    write_seed(tmp_path, [["text", "label"], ["a", "cancel"], ["b", "cancle"]])
-    with pytest.raises(RouteError, match=r"messages\.csv:3: label 'cancle' is not in router\.toml"):
-        seed_rows(definition)
-    write_seed(tmp_path, [["message", "kind"], ["a", "b"]])
-    with pytest.raises(RouteError, match="needs the columns text and label"):
-        seed_rows(definition)
-    (tmp_path / "messages.csv").write_bytes(b"text,label\n\xff\xfe,cancel\n")
-    with pytest.raises(RouteError, match="UTF-8"):
-        seed_rows(definition)
-    with pytest.raises(RouteError, match="in the router's folder"):
-        seed_rows(define(router={"seed_data": "../../etc/passwd.csv"}))
-
-
 @pytest.fixture(scope="session")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random micro-Llama: it knows nothing, but every part of the stage runs."""
@@ -282,3 +263,8 @@ def test_the_setting_brings_an_untrained_language_model(
     assert router.causal is not None
     assert set(LABELS) < set(router.causal.labels)
     assert np.abs(router.causal.prior).sum() > 0  # its bias was measured on the seed messages
+
+    (tmp_path / "messages.csv").write_bytes(b"text,label\n\xff\xfe,cancel\n")
+    for name in ("messages.csv", "none.csv", "../x.csv"):
+        with pytest.raises(RouteError, match=re.escape(f"routers/intent/{name}")):
+            TextRouter.load(artifact, define(router={"seed_data": name}), settings)
