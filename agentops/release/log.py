@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentops.release.monitor import Monitor
-from agentops.release.registry import release_from, release_key
+from agentops.release.registry import release_from, release_key, unreadable
 from agentops.release.rules import Rules, rules_from
 from agentops.release.sessions import Metrics
 from agentops.store.state import State
@@ -46,15 +46,25 @@ class Saved:
     def load(cls, state: State, router: str, body: bool = True) -> "Saved | None":
         """The saved release of `router`, None when there never was one. `body` False leaves the monitor empty."""
         found = state.get(release_key(router))
-        if found is None:
-            return None
+        while found is not None:
+            try:
+                saved = cls._of(found)
+                if body:
+                    saved._load_body(state)
+            except (ValueError, KeyError, TypeError) as error:
+                raise unreadable(router, error) from None
+            again = state.get(release_key(router)) if body else found
+            if again is not None and again[1] == found[1]:
+                return saved  # a body is written after its head: this one cannot be ahead of the head
+            found = again
+        return None
+
+    @classmethod
+    def _of(cls, found: tuple[bytes, int]) -> "Saved":
         head = json.loads(found[0])
-        saved = cls(
-            release_from(head["release"]), rules_from(head["rules"]), head["effects"], head["resumed"], found[1]
-        )
-        saved.monitor = Monitor(saved.rules)
-        if body:
-            saved._load_body(state)
+        rules = rules_from(head["rules"])
+        saved = cls(release_from(head["release"]), rules, head["effects"], head["resumed"], found[1])
+        saved.monitor = Monitor(rules)
         return saved
 
     def _load_body(self, state: State) -> None:
@@ -87,13 +97,21 @@ class Saved:
         return data == self.body or state.compare_and_set(_body_key(self.release.router), data, self.body_version)
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Sessions of one release's log, with the position of their first observation; about 150 bytes each."""
+
+    release: str
+    first: dict[bytes, int] = field(default_factory=dict)
+    scanned: int = 0
+
+
 class ObservationLog:
     """Appends to and folds the logs of releases; one per process and thread-safe."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._first: dict[str, dict[bytes, int]] = {}  # release id -> session -> log position of its first observation
-        self._scanned: dict[str, int] = {}
+        self._seen: dict[str, _Seen] = {}  # by router
         self._lock = threading.Lock()
 
     def append(self, release: Release, observations: Sequence[tuple[str, Assignment, Metrics]], at: float) -> bool:
@@ -116,10 +134,13 @@ class ObservationLog:
 
     def fold(self, saved: Saved, now: float) -> None:
         """Bring `saved` up to the end of its log and settle what is due at `now`."""
-        key, id = _key(saved.release), saved.release.id
+        key, router = _key(saved.release), saved.release.router
         with self._lock:
-            first = self._first.setdefault(id, {})
-            self._recall(key, first, self._scanned.get(id, 0), saved.cursor)
+            seen = self._seen.get(router)
+            if seen is None or seen.release != saved.release.id:
+                seen = self._seen[router] = _Seen(saved.release.id)
+            self._recall(key, seen, saved.cursor)
+            first = seen.first
             while page := self._state.read(key, saved.cursor, PAGE):
                 for position, data in page:
                     entry = json.loads(data)
@@ -130,19 +151,19 @@ class ObservationLog:
                         saved.monitor.observe(token, candidate, weight, entry["at"], Metrics.from_json(values), new)
                     saved.monitor.settle(entry["at"])
                     saved.cursor = position
-            self._scanned[id] = max(self._scanned.get(id, 0), saved.cursor)
+            seen.scanned = max(seen.scanned, saved.cursor)
         saved.monitor.settle(now)
 
-    def _recall(self, key: str, first: dict[bytes, int], at: int, end: int) -> None:
+    def _recall(self, key: str, seen: _Seen, end: int) -> None:
         """After a restart: which sessions were seen before `end`, from the log itself."""
-        while at < end:
-            page = self._state.read(key, at, min(PAGE, end - at))
+        while seen.scanned < end:
+            page = self._state.read(key, seen.scanned, min(PAGE, end - seen.scanned))
             if not page:
                 return
             for position, data in page:
                 for row in json.loads(data)["rows"]:
-                    first.setdefault(bytes.fromhex(row[0]), position)
-            at = page[-1][0]
+                    seen.first.setdefault(bytes.fromhex(row[0]), position)
+            seen.scanned = page[-1][0]
 
 
 def _token(release: Release, session: str) -> str:

@@ -131,7 +131,10 @@ class Registry:
             return None
         known = self._parsed.get(router)
         if known is None or known[0] != found[1]:
-            known = self._parsed[router] = (found[1], release_from(json.loads(found[0])["release"]))
+            try:
+                known = self._parsed[router] = (found[1], release_from(json.loads(found[0])["release"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise unreadable(router, error) from None
         return known[1]
 
 
@@ -139,6 +142,14 @@ def release_from(table: Mapping[str, Any]) -> Release:
     """A Release from its JSON form."""
     fields: dict[str, Any] = {**table, "history": tuple(table.get("history", ()))}
     return Release(**fields)
+
+
+def unreadable(router: str, error: Exception) -> ReleaseError:
+    """What to say of a saved release that does not parse."""
+    return ReleaseError(
+        f"what is saved of the release of router {router!r} cannot be read ({type(error).__name__}): it was damaged or "
+        f"written by another version; delete the state key {release_key(router)!r} to start anew"
+    )
 
 
 def release_key(router: str) -> str:

@@ -367,6 +367,14 @@ def test_late_feedback_joins_its_session_and_no_session_name_is_stored(local):
         assert b"ana@example" not in value
 
 
+def test_a_damaged_saved_release_says_what_to_do(local):
+    controller = start(local)
+    controller.state.put("release/intent", b'{"release": 1')
+    for call in (controller.decide, controller.release, controller.status):
+        with pytest.raises(ReleaseError, match="cannot be read"):
+            call("intent")
+
+
 def test_replay_shows_the_controller_only_the_arm_a_session_fell_into(local, traffic):
     """Metrics of the other arm are poisoned: were one read, the release would end at once."""
     controller = start(local)
