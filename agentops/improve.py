@@ -189,7 +189,7 @@ def train_stage(
         more["environment"] = lambda: environment(workspace, pipeline)
     with tempfile.TemporaryDirectory(prefix="agentops-train-") as scratch:
         out = Path(scratch) / stage
-        run = {"sft": sft.run, "dpo": dpo.run, "grpo": grpo.run}[stage]
+        run: Any = {"sft": sft.run, "dpo": dpo.run, "grpo": grpo.run}[stage]
         manifest = {**run(data, settings, folder, out, progress=progress, on=recipe.machine, **more), **lineage}
         return Trained(workspace.artifacts.put(out, manifest), manifest)
 

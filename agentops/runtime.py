@@ -100,7 +100,7 @@ class Runtime:
         questions: questions a planner asks when a detail is missing -> the label they belong to.
         """
         self._workspace = workspace
-        self._gateway = gateway
+        self.gateway = gateway
         self._planner = planner
         self._router = router
         self._assignment = assignment
@@ -112,7 +112,7 @@ class Runtime:
         }
         self._slots = asyncio.Semaphore(workspace.project.settings.max_concurrency)
         self._saver = saver
-        builder = StateGraph(Turn)
+        builder = StateGraph(Turn)  # pyrefly: ignore[bad-specialization]
         for name in ("route", "plan", "act", "approval", "answer"):
             builder.add_node(name, getattr(self, f"_{name}"))
         builder.add_edge(START, "route")
@@ -238,7 +238,7 @@ class Runtime:
         done = _results.validate_python(turn.get("results", {}))
         run = self._run(request, _routes.validate_python(turn["routes"]), turn["parent"][0])
         agents = self._workspace.project.agents
-        results = await execute(plan, self._gateway, run, self._workspace.clock, done, agents)
+        results = await execute(plan, self.gateway, run, self._workspace.clock, done, agents)
         return {"results": _results.dump_python(results, mode="json")}
 
     def _after_act(self, turn: Turn) -> str:

@@ -73,7 +73,7 @@ def tool(
         if effect != "read" and cache is not None:
             raise ValueError(f"tool {name!r} has effect {effect!r}: only reads may be cached")
         if cache is not None and cache.shared and labels.confidentiality in ("personal", "secret"):
-            raise ValueError(f"tool {name!r} returns {labels.confidentiality} data: its cache cannot be shared by users")
+            raise ValueError(f"tool {name!r} returns {labels.confidentiality} data: its cache cannot be shared")
         if timeout_s <= 0:
             raise ValueError(f"tool {name!r}: timeout_s = {timeout_s!r} must be above 0")
         model = _model(name, function)

@@ -48,7 +48,7 @@ class Narrator:
 
 
 def demo(
-    requests: Annotated[int, typer.Option(min=50, max=2000, help="Requests to serve.")] = 360,
+    requests: Annotated[int, typer.Option(min=50, max=2000, help="Requests to serve.")] = 600,
     steps: Annotated[
         int, typer.Option(min=0, max=20, help="LoRA steps of the small language model; 0 leaves it out.")
     ] = 16,
@@ -81,8 +81,9 @@ def _run(workspace: Workspace, narrator: Narrator, requests: int, steps: int) ->
         narrator.say(
             f"{figures['requests']} served, p50 {figures['p50_ms']:.0f} ms, p95 {figures['p95_ms']:.0f} ms; plans ran "
             f"{figures['parallel_speed_up']:.2f} times as fast as one call after the other",
-            f"{figures['cache_hits']} cache hits, {figures['denied']} calls denied, "
-            f"{figures['approved']} requests approved by a person",
+            f"{figures['cache_hits']} cache hits, {figures['approved']} requests approved by a person",
+            "[cyan]hijacked on purpose[/]",
+            *(f"  {line}" for line in rehearsal.stopped),
         )
     with narrator.stage("Judge: verdicts and feedback join the traces"):
         figures |= asyncio.run(rehearsal.judge(served))

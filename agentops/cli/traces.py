@@ -139,13 +139,10 @@ def feedback(
         raise TraceError("nothing to store: give --up, --down, --comment, --answer or --label")
     with open_workspace(project) as workspace:
         found = found_by(workspace.lake, trace_id)
-        text = workspace.redactor.text
         who = workspace.redactor.pseudonym("USER", user, found.tenant)
         score = 1 if up else -1 if down else 0
-        given = Feedback(
-            found.trace_id, score, workspace.clock.now(), who, text(comment), text(answer), tuple(label or ())
-        )
-        write_feedback(workspace.lake, [given], workspace.project.settings.service)
+        given = Feedback(found.trace_id, score, workspace.clock.now(), who, comment, answer, tuple(label or ()))
+        write_feedback(workspace.lake, [given], workspace.project.settings.service, workspace.redactor, found.tenant)
     show(given, as_json, [f"stored on {found.trace_id}"])
 
 

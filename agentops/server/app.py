@@ -172,11 +172,11 @@ def create_app(
             body.score,
             workspace.clock.now(),
             user,
-            workspace.redactor.text(body.comment, who.tenant),
-            workspace.redactor.text(body.corrected_answer, who.tenant),
+            body.comment,
+            body.corrected_answer,
             tuple(body.corrected_labels),
         )
-        write_feedback(workspace.lake, [given], workspace.project.settings.service)
+        write_feedback(workspace.lake, [given], workspace.project.settings.service, workspace.redactor, who.tenant)
         return {"status": "stored", "trace_id": body.trace_id}
 
     @app.get("/v1/approvals")

@@ -1,4 +1,4 @@
-"""State of one process that nothing outlives: for simulated episodes, where thousands of worlds start and end a minute."""
+"""State of one process that nothing outlives: for simulated episodes, of which thousands start and end a minute."""
 
 import threading
 from bisect import bisect_left

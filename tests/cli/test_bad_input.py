@@ -166,7 +166,7 @@ def test_unknown_tools_and_malformed_arguments_never_reach_a_tool(copy: Path) ->
             agent = workspace.project.agents["orders"]
             who = local_principal(workspace, "C-1001")
             run = Run("r", "s", who, agent, workspace.clock.now() + 10)
-            return await runtime._gateway.call(run, ToolCall("c", tool, arguments))
+            return await runtime.gateway.call(run, ToolCall("c", tool, arguments))
 
     with Workspace(projects.load(copy, dict(os.environ))) as workspace:
         unknown = asyncio.run(call(workspace, "rm_rf", {}))

@@ -42,7 +42,7 @@ async def routed(desk: Workspace, text: str, *labels: str, user: str = CUSTOMER,
         planned, questions = planner(desk)
         runtime = Runtime(
             desk,
-            opened._gateway,
+            opened.gateway,
             planned,
             lambda _: Fixed(*labels),
             lambda _: Assignment("stable", "fixed", 0.0, "", 1.0),
@@ -188,7 +188,7 @@ async def test_a_fault_in_a_router_is_an_answer_and_a_trace(desk: Workspace) -> 
 
     async with open_runtime(desk) as opened:
         stable = lambda _: Assignment("stable", "broken", 0.0, "", 1.0)  # noqa: E731
-        runtime = Runtime(desk, opened._gateway, opened._planner, lambda _: Broken(), stable, opened._saver)
+        runtime = Runtime(desk, opened.gateway, opened._planner, lambda _: Broken(), stable, opened._saver)
         answer = await runtime.ask(new_request("hello", local_principal(desk, CUSTOMER)))
     assert answer.status == "error"
     assert "secret detail" not in answer.text
