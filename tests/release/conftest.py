@@ -1,9 +1,11 @@
 """A deployment with a registry, three artifacts and the shipped rules, on either state backend."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,14 @@ from agentops.graph import VirtualClock
 from agentops.release import Controller, Metrics, Registry, ReplayUnit, load_rules
 from agentops.release.rules import Rules, rules_from
 from agentops.store import Artifacts, open_state
+
+
+@pytest.fixture(autouse=True)
+def _same_salts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Release ids, and so salts and splits, are the same on every run."""
+    numbers = itertools.count(1)
+    fixed = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):012x}" + 20 * "0"))
+    monkeypatch.setattr("agentops.release.controller.uuid", fixed)
 
 
 @dataclass
