@@ -106,6 +106,7 @@ def _run(workspace: Workspace, narrator: Narrator, requests: int, steps: int) ->
         report = rehearsal.evaluate(trained)
         figures["accuracy"] = rehearsal.accuracies(report, trained, steps > 0)
         narrator.say(*(f"{name}: {before} -> {after}" for name, (before, after) in figures["accuracy"].items()))
+        figures["gain"] = report.metrics["difference"].value
         narrator.say(*_gate(report))
     with narrator.stage("Release: shadow, canary, promotion, on labelled traffic neither router was trained on"):
         figures["release"] = rehearsal.release(trained, report)

@@ -1,0 +1,83 @@
+"""The README is kept true: its commands exist, its links lead somewhere, its project examples work."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from agentops.cli import commands
+from agentops.plan import parse
+from agentops.policy import PolicySet
+from agentops.project import load
+
+BLOCK = re.compile(r"^    (agentops .+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def readme(repo: Path) -> str:
+    return (repo / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_command_of_the_readme_parses(readme: str) -> None:
+    root = typer.main.get_command(commands.app)
+    shown = [line.split("#")[0].strip() for line in BLOCK.findall(readme)]
+    shown = [part.strip() for line in shown for part in line.split("&&") if part.strip().startswith("agentops")]
+    assert len(shown) >= 15
+    for line in shown:
+        arguments = shlex.split(line)[1:]
+        group, names = root, []
+        while arguments and arguments[0] in getattr(group, "commands", {}):
+            names.append(arguments[0])
+            group = group.commands[arguments.pop(0)]
+        assert names, line
+        known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for argument in arguments:
+            if argument.startswith("--"):
+                assert argument in known, f"{line}: {argument}"
+
+
+def test_links_lead_to_files(readme: str, repo: Path) -> None:
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
+        assert (repo / link).exists(), link
+
+
+def test_the_plan_of_the_readme_parses_against_the_reference_tools(readme: str, repo: Path) -> None:
+    plan = re.search(r"```text\n(o = get_order.*?)```", readme, re.DOTALL)
+    assert plan is not None
+    tools = {name: tool.spec for name, tool in load(repo, {}).tools.items()}
+    assert [step.tool for step in parse(plan[1], tools).steps] == [
+        "get_order",
+        "check_refund",
+        "search_articles",
+        "create_refund",
+    ]
+
+
+def test_the_policy_of_the_readme_is_the_projects(readme: str, repo: Path) -> None:
+    cedar = re.search(r"```cedar\n(.*?)```", readme, re.DOTALL)
+    assert cedar is not None
+    assert cedar[1].strip() in (repo / "policies" / "refunds.cedar").read_text(encoding="utf-8")
+    project = load(repo, {})
+    specs = {name: tool.spec for name, tool in project.tools.items()}
+    assert PolicySet.load(project.policies, specs, project.agents).digest
+
+
+def test_architecture_names_only_what_exists(repo: Path) -> None:
+    text = (repo / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = text.split("## Tree")[1].split("## Layers")[0]
+    for name in re.findall(r"^      ([a-z_]+(?:/|\.py))", tree, re.MULTILINE):
+        assert (repo / "agentops" / name.rstrip("/")).exists(), name
+    missing = [
+        path.name
+        for path in (repo / "agentops").iterdir()
+        if (path.is_dir() or path.suffix == ".py")
+        and not path.name.startswith("_")
+        and path.name.split(".")[0] not in tree
+    ]
+    assert missing == []
+
+
+def test_no_placeholder_is_left(readme: str) -> None:
+    assert not re.findall(r"\b(?:DEMO|BANKING)_[A-Z]+\b", readme)
