@@ -27,6 +27,7 @@ def test_the_adapter_learns_and_loads_where_it_is_used(base: Path, tmp_path: Pat
         base,
         tmp_path / "adapter",
         steps=40,
+        batch_size=16,
         learning_rate=5e-3,
         schedule="constant",
         progress=lambda step, total, values: seen.append((step, total)),
@@ -93,4 +94,4 @@ def test_twenty_steps_improve_the_shipped_model_on_held_out_rows(data_dir: Path,
 
     untrained = accuracy(causal.CausalLabels.load(str(base), None, labels))
     trained = accuracy(causal.CausalLabels.load(str(base), tmp_path / "adapter"))
-    assert trained > untrained + 0.15
+    assert trained > untrained + 0.25

@@ -18,7 +18,7 @@ def test_a_recipe_reads_with_defaults_for_what_it_leaves_out(tmp_path: Path) -> 
     )
     assert read.causal is not None
     assert read.causal.steps == 12
-    assert read.causal.batch_size == 16
+    assert read.causal.batch_size == 32
     assert read.grpo is not None
     assert read.grpo.scale_rewards == "none"
     assert read.sft is None  # no table: the stage cannot be run from this recipe
