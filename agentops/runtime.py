@@ -105,6 +105,7 @@ class Runtime:
         self._router = router
         self._assignment = assignment
         self._questions = dict(questions or {})
+        self._agents = workspace.project.agents
         self._labels = {
             label: str(table.get("agent", ""))
             for definition in workspace.project.routers.values()
@@ -237,8 +238,7 @@ class Runtime:
         plan = self._parsed(turn["plan"])
         done = _results.validate_python(turn.get("results", {}))
         run = self._run(request, _routes.validate_python(turn["routes"]), turn["parent"][0])
-        agents = self._workspace.project.agents
-        results = await execute(plan, self.gateway, run, self._workspace.clock, done, agents)
+        results = await execute(plan, self.gateway, run, self._workspace.clock, done, self._agents)
         return {"results": _results.dump_python(results, mode="json")}
 
     def _after_act(self, turn: Turn) -> str:
@@ -268,7 +268,7 @@ class Runtime:
 
     def _agent(self, name: str) -> AgentSpec:
         """The sub-agent's ceiling; a route without one may do nothing."""
-        return self._workspace.project.agents.get(name) or AgentSpec("none", frozenset(), frozenset(), max_calls=0)
+        return self._agents.get(name) or AgentSpec("none", frozenset(), frozenset(), max_calls=0)
 
     def _run(self, request: Request, routes: tuple[Route, ...], trace_id: str) -> Run:
         """The run of steps that name no sub-agent of their own: under the first route's ceiling."""

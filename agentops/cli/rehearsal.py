@@ -29,7 +29,7 @@ from agentops.types import Feedback, Interval, Outcome, Report, Request, Run, Ta
 from agentops.workspace import Workspace, local_principal
 
 SEED = 0
-CONCURRENCY = 24
+CONCURRENCY = 8
 PATIENCE = 0.7  # share of unhappy customers whose case a colleague looks at, naming the right route and answer
 UNSURE = 160  # frozen requests the encoder is least sure of, on which the language model is measured
 REPLAYED = 600  # distinct requests that releases are decided on, drawn again and again

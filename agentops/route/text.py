@@ -294,10 +294,13 @@ def _candidates(text: str, found: tuple[Piece, ...], sure: bool) -> list[tuple[i
 def _causal(
     folder: Path, labels: Sequence[str], definition: Definition | None, settings: Settings
 ) -> CausalLabels | None:
-    """The language-model stage: the artifact's adapter, or the plain model when the setting asks for it."""
-    fitted = (folder / "labels.json").is_file()
-    if not fitted and not settings.use_causal:
+    """The language-model stage when the setting asks for it: with the artifact's adapter, else the plain model.
+
+    A tenth of a second a message is a choice of the deployment, so an artifact that has an adapter does not make it.
+    """
+    if not settings.use_causal:
         return None
+    fitted = (folder / "labels.json").is_file()
     if not (available("torch") and available("transformers")):
         _LOG.warning("the language-model stage is left out: torch is not installed (extra 'train')")
         return None

@@ -240,7 +240,9 @@ def test_an_artifact_with_a_language_model_uses_it(artifact: Path, micro: Path, 
     shutil.copytree(artifact, folder)
     (folder / "causal").mkdir()
     CausalLabels.load(str(micro), labels=list(LABELS)).save(folder / "causal")
-    settings = Settings.model_validate({"causal_model": str(micro)})
+    without = TextRouter.load(folder, None, Settings.model_validate({"causal_model": str(micro)}))
+    assert without.causal is None  # a tenth of a second a message is the deployment's choice, not the artifact's
+    settings = Settings.model_validate({"causal_model": str(micro), "use_causal": True})
     router = TextRouter.load(folder, None, settings)
     unsure = dataclasses.replace(router, thresholds=Thresholds(confidence=0.9999, out_of_scope=1.0))
     [[route]] = unsure.route(["about my order"])
