@@ -22,7 +22,7 @@ from agentops.act import ToolGateway, execute
 from agentops.audit import MemoryAudit
 from agentops.cache import MemoryCache
 from agentops.errors import HarvestError, ReleaseError, TrainError
-from agentops.evaluate import Suite, evaluate_router, gate, load_suite
+from agentops.evaluate import Suite, evaluate_router, gate, latencies, load_suite
 from agentops.evaluate.statistics import proportion
 from agentops.graph import Clock
 from agentops.harvest import Exclusion
@@ -309,30 +309,27 @@ def unseen(tasks: Sequence[Task], texts: Iterable[str]) -> list[Task]:
 
 
 def replay_units(
-    stable: Router, candidate: Router, tasks: Sequence[Task], sessions: int, seed: int = 0
-) -> Iterable[ReplayUnit]:
+    stable: Router, candidate: Router, tasks: Sequence[Task], sessions: int, seed: int = 0, repeats: int = 2
+) -> Iterator[ReplayUnit]:
     """Labelled requests drawn with replacement as one-request sessions: what both versions make of each.
 
-    Every distinct request is routed once by each version, alternating which goes first, so that both latencies are
+    Each request is routed by both versions once, and timed `repeats` times by each in turn, so that both latencies are
     measured side by side. Routing only: no tool runs. A session succeeds when the set of routes is the labelled one.
     """
     rng = random.Random(seed)
-    measured: dict[str, tuple[Metrics, Metrics, bool]] = {}
+    texts = [task.text for task in tasks]
+    times = latencies([stable, candidate], texts, repeats)
+    answers = [
+        [frozenset(route.label for route in routes) for routes in one.route(texts)] for one in (stable, candidate)
+    ]
     for number in range(sessions):
-        task = tasks[rng.randrange(len(tasks))]
-        if task.text not in measured:
-            first, second = (stable, candidate) if len(measured) % 2 else (candidate, stable)
-            one, two = _routed(first, task), _routed(second, task)
-            (left, left_labels), (right, right_labels) = (one, two) if first is stable else (two, one)
-            measured[task.text] = (left, right, left_labels != right_labels)
-        yield ReplayUnit(f"replay-{seed}-{number}", *measured[task.text])
-
-
-def _routed(router: Router, task: Task) -> tuple[Metrics, tuple[str, ...]]:
-    [routes] = router.route([task.text])
-    labels = tuple(sorted({route.label for route in routes}))
-    right = labels == tuple(sorted(set(task.labels)))
-    return Metrics(success=int(right), latency_s=routes[0].latency_s, cost=0.0), labels
+        at = rng.randrange(len(tasks))
+        right = frozenset(tasks[at].labels)
+        measured = [
+            Metrics(success=int(found[at] == right), latency_s=took[at], cost=0.0)
+            for found, took in zip(answers, times, strict=True)
+        ]
+        yield ReplayUnit(f"replay-{seed}-{number}", *measured, answers[0][at] != answers[1][at])
 
 
 def release_on_replay(

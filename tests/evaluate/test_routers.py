@@ -69,22 +69,24 @@ def test_a_limit_draws_a_sample_and_keeps_every_must_pass_case(made, scripted):
         evaluate_router(suite, router, limit=0)
 
 
-def test_a_router_that_remembers_texts_is_not_timed_on_remembered_ones():
-    """Two routers share one memory, as two heads share an encoder: neither profits from the other's call."""
-    memory: set[str] = set()
+def test_routers_take_turns_and_each_is_timed_on_every_text() -> None:
+    asked: list[tuple[str, str]] = []
 
-    class Remembering:
-        version = "memory"
+    class Timed:
+        version = ""
 
-        def route(self, texts):
-            if texts[0] not in memory:
-                time.sleep(0.002)
-            memory.add(texts[0])
+        def __init__(self, name: str, seconds: float) -> None:
+            self.name, self.seconds = name, seconds
+
+        def route(self, texts: list[str]) -> list[tuple[Route, ...]]:
+            asked.append((self.name, texts[0]))
+            time.sleep(self.seconds)
             return [(Route("a", 1.0, "encoder"),)]
 
-    one, two = latencies([Remembering(), Remembering()], ["same text"] * 10 + ["other"], repeats=3)
-    assert len(one) == len(two) == 11
-    assert min(one + two) >= 0.002
+    fast, slow = latencies([Timed("fast", 0.0), Timed("slow", 0.01)], ["one", "two"], repeats=2)
+    assert min(slow) >= 0.01 > max(fast)
+    turns = ["fast", "slow", "slow", "fast"]
+    assert asked[2:] == [*((name, "one") for name in turns), *((name, "two") for name in turns[2:] + turns[:2])]
 
 
 def test_a_router_that_swallows_texts_is_refused(made):
