@@ -93,6 +93,7 @@ class ProjectEnvironment:
         self._module: World = module(project.root, project.settings.world)  # type: ignore[assignment]
         self._task: Task | None = None
         self._seed = 0
+        self._ran = False
         self._clock = VirtualClock(START)
         self._world: Any = None
         self.audit = MemoryAudit()
@@ -108,7 +109,7 @@ class ProjectEnvironment:
             the request's text.
         """
         self.close()
-        self._task, self._seed = task, seed
+        self._task, self._seed, self._ran = task, seed, False
         self._clock = VirtualClock(START)
         self._world = self._module.fork(self._path, self._clock, seed)
         self.audit = MemoryAudit()
@@ -121,9 +122,12 @@ class ProjectEnvironment:
             the episode in virtual time; a plan that does not parse gives status "error", not an exception.
 
         Raises:
-            EvaluateError: `reset` was not called.
+            EvaluateError: `reset` was not called, or the world was already used.
         """
         task = self._started()
+        if self._ran:
+            raise EvaluateError("this world was already used by a plan: call reset(seed, task) for a fresh one")
+        self._ran = True
         agents = agents_of(self._project, task.labels)
         run = self._run(task, agents, plan)
         began = self._clock.now()

@@ -101,7 +101,7 @@ def manifest(
         "stage": stage,
         "base": base_digest,
         "dataset": dict(dataset),
-        "recipe": recipe.model_dump(),
+        "recipe": recipe.model_dump(exclude={"base"}),  # may be a path; the digest says which base it was
         "seed": recipe.seed,
         "steps": len(curve),
         "loss": [round(entry["loss"], 6) for entry in curve],

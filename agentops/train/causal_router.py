@@ -223,11 +223,11 @@ def _trainer_class() -> type:
     return LabelTrainer
 
 
-def _shared(rows: Sequence[Sequence[int]]) -> int:
+def _shared(rows: Sequence[list[int]]) -> int:
     """How many tokens all rows begin with, less one: the token before a text may merge with how the text begins."""
     one, other = min(rows), max(rows)  # in lexicographic order, so all others lie between
-    same = next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
-    return max(1, same - 1)
+    places = (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    return max(1, next(places, len(one) - 2) - 1)  # a single row shares all but its answer with itself
 
 
 def _calibrate(scorer: causal.CausalLabels, rows: Sequence[tuple[str, str]]) -> tuple[dict[str, Any] | None, float]:

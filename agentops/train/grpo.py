@@ -8,6 +8,7 @@ by default.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -249,21 +250,15 @@ class Scorer:
 
     async def _episode(self, task_id: str, seed: int, text: str) -> Any:
         for _ in range(ATTEMPTS):
-            environment: Environment | None = None
             try:
-                environment = self.environment()
-                environment.reset(seed, self.tasks[task_id])
-                trajectory = await environment.run(text)
-                verdict = environment.verify(trajectory)
+                with contextlib.closing(self.environment()) as environment:
+                    environment.reset(seed, self.tasks[task_id])
+                    trajectory = await environment.run(text)
+                    verdict = environment.verify(trajectory)
                 if verdict.success is not None:
                     return trajectory, verdict
-            except asyncio.CancelledError:
-                raise
             except Exception:  # noqa: BLE001, S112 - whatever broke, the plan is not to blame: unscorable, and counted
                 continue
-            finally:
-                if environment is not None:
-                    environment.close()
         return None
 
 

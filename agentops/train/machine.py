@@ -114,16 +114,19 @@ def running(machine: Resolved) -> Generator[None]:
     """Threads set, libraries quiet; everything restored at the end."""
     import datasets
     import torch
+    from huggingface_hub import constants
     from transformers.utils import logging as transformers_logging
 
     before = torch.get_num_threads()
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
-    variables = {name: os.environ.get(name) for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_TELEMETRY")}
+    tqdm_disable = os.environ.get("TQDM_DISABLE")
+    no_telemetry = constants.HF_HUB_DISABLE_TELEMETRY
     transformers_bar = transformers_logging.is_progress_bar_enabled()
     datasets_bar = datasets.are_progress_bars_disabled()
     try:
         torch.set_num_threads(machine.threads)
-        os.environ.update(dict.fromkeys(variables, "1"))
+        os.environ["TQDM_DISABLE"] = "1"
+        constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers report home; the variable was read at import
         transformers_logging.disable_progress_bar()
         datasets.disable_progress_bars()
         for name in LOGGERS:
@@ -134,11 +137,11 @@ def running(machine: Resolved) -> Generator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-        for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        constants.HF_HUB_DISABLE_TELEMETRY = no_telemetry
+        if tqdm_disable is None:
+            os.environ.pop("TQDM_DISABLE", None)
+        else:
+            os.environ["TQDM_DISABLE"] = tqdm_disable
         if transformers_bar:
             transformers_logging.enable_progress_bar()
         if not datasets_bar:

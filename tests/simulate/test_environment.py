@@ -141,6 +141,10 @@ async def test_an_episode_starts_with_reset(desk: Desk, tasks: list[Task]) -> No
     with pytest.raises(EvaluateError, match="call reset"):
         environment.changes()
     environment.close()  # closing what never began is fine
+    await play(environment, tasks[0], 'say "x"')
+    with pytest.raises(EvaluateError, match="already used"):
+        await environment.run('say "x"')
+    environment.close()
 
 
 async def test_plans_of_one_request_are_compared_in_equal_worlds(desk: Desk, tasks: list[Task]) -> None:

@@ -53,6 +53,10 @@ def test_equal_rows_in_another_order_give_an_equal_adapter(base: Path, tmp_path:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes()
 
 
+def test_a_step_of_one_row_works(base: Path, tmp_path: Path) -> None:
+    assert len(fit_causal(ROWS, LABELS, base, tmp_path / "out", steps=1, batch_size=1)["loss"]) == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [

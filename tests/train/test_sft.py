@@ -56,6 +56,9 @@ def test_a_run_reports_each_step_and_equal_runs_give_equal_bytes(
     assert first["kind"] == "adapter"
     assert first["dataset"]["rows"] == first["dataset"]["trained_on"] == 12
     assert capfd.readouterr() == ("", "")  # drawing a bar is the command line's business
+    from huggingface_hub.utils import _telemetry
+
+    assert _telemetry._TELEMETRY_THREAD is None  # TRL's trainers report home unless they are kept from it
 
 
 def test_an_adapter_is_trained_on_and_loads_into_its_base(base: Path, write: Write, tmp_path: Path) -> None:
