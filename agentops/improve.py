@@ -29,7 +29,7 @@ from agentops.harvest import Exclusion
 from agentops.labelled import ROUTER, find_suite, labelled, labels_of, seed_rows, suite_path
 from agentops.models.encoder import load as load_encoder
 from agentops.plan import answer, parse
-from agentops.policy import Approvals, Budgets, principal
+from agentops.policy import Approvals, Budgets, identities, principal
 from agentops.project import Definition, Project
 from agentops.release import Controller, Metrics, Replay, ReplayUnit, load_rules, replay
 from agentops.runtime import OWN_LABELS, load_router
@@ -359,6 +359,7 @@ def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
     """Episodes of this project in fresh worlds on virtual time, with the gateway, policy and scheduler of serving."""
     definition = workspace.project.pipeline(pipeline)
     verify = projects.module(workspace.project.root, f"pipelines.{definition.name}.verify").verify
+    limits = identities(workspace.project.policies).limits
 
     def gateway(world: Any, clock: Clock, audit: MemoryAudit) -> Gateway:
         state = MemoryState()
@@ -367,7 +368,7 @@ def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
             workspace.policy,
             audit,
             Approvals(state, clock),
-            Budgets(state, clock),
+            Budgets(state, clock, limits),
             MemoryCache(),
             world,
             clock,

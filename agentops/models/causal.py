@@ -15,6 +15,7 @@ import functools
 import json
 import re
 import string
+import warnings
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -317,13 +318,15 @@ def _read_labels(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """No progress bars of transformers while weights load: nothing but the command line writes to the terminal."""
+    """No progress bars and deprecation notes of transformers while weights load: only the command line speaks."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT 0.21 asks transformers 5.24 for an old name
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()
