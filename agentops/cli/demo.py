@@ -51,7 +51,7 @@ def demo(
     requests: Annotated[int, typer.Option(min=50, max=2000, help="Requests to serve.")] = 600,
     steps: Annotated[
         int, typer.Option(min=0, max=20, help="LoRA steps of the small language model; 0 leaves it out.")
-    ] = 16,
+    ] = 20,
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
