@@ -183,7 +183,7 @@ def train_stage(
     more: dict[str, Any] = {}
     if stage == "grpo":
         terms = projects.module(workspace.project.root, f"pipelines.{definition.name}.rewards")
-        more["tasks"] = {task.id: task for task in find_suite(workspace.project, "traffic", pipeline).tasks}
+        more["tasks"] = {task.id: task for task in find_suite(workspace.project, "replay", pipeline).tasks}
         more["terms"] = {name: getattr(terms, name) for name in ("process", "invalid") if hasattr(terms, name)}
         more["pace"] = getattr(terms, "pace", None)
         more["environment"] = lambda: environment(workspace, pipeline)
@@ -325,11 +325,11 @@ def replay_units(
     for number in range(sessions):
         at = rng.randrange(len(tasks))
         right = frozenset(tasks[at].labels)
-        measured = [
+        served, other = (
             Metrics(success=int(found[at] == right), latency_s=took[at], cost=0.0)
             for found, took in zip(answers, times, strict=True)
-        ]
-        yield ReplayUnit(f"replay-{seed}-{number}", *measured, answers[0][at] != answers[1][at])
+        )
+        yield ReplayUnit(f"replay-{seed}-{number}", served, other, answers[0][at] != answers[1][at])
 
 
 def release_on_replay(
@@ -407,7 +407,7 @@ def improve(
     note = ensure_router(workspace)
     if note:
         yield {"step": "router", "summary": note}
-    out = workspace.home / "datasets" / f"router-{len(list((workspace.home / 'datasets').glob('router-*'))) + 1:04d}"
+    out = _next_folder(workspace.home / "datasets")
     try:
         made = harvest_dataset(workspace, "router", out, pipeline=pipeline)
     except HarvestError as error:
@@ -423,10 +423,16 @@ def improve(
     yield {"step": "evaluate", "summary": f"accuracy {accuracy}, gate {verdict}", "failed": not report.passed}
     if not report.passed:
         return
-    traffic = load_suite(suite_path(project.pipeline(pipeline), "replay"), labels_of(project)).tasks
+    traffic = find_suite(project, "replay", pipeline).tasks
     tasks = unseen(traffic, [text for text, _ in labelled(out)])
     ended = release_on_replay(workspace, trained.digest, tasks, report=report, by="agentops improve")
     stage = ended.ruling.release.stage
     used = f"{ended.sessions} sessions, {ended.candidate_sessions} of them on the candidate"
     summary = f"{stage} after {used}: {ended.ruling.reason}"
     yield {"step": "release", "summary": summary, "failed": stage != "full"}
+
+
+def _next_folder(datasets: Path) -> Path:
+    """`datasets`/router-NNNN, one above the highest there: also after somebody removed an old one."""
+    taken = [int(path.name[7:]) for path in datasets.glob("router-*") if path.name[7:].isdecimal()]
+    return datasets / f"router-{max(taken, default=0) + 1:04d}"

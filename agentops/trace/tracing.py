@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ class Tracing:
 
 
 @contextmanager
-def continued(trace_id: str, span_id: str) -> Iterator[None]:
+def continued(trace_id: str, span_id: str) -> Generator[None]:
     """Spans inside belong to an earlier trace, below one of its spans: a turn that waited goes on where it stopped."""
     flags = TraceFlags(TraceFlags.SAMPLED)
     earlier = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=flags)
