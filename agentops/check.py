@@ -37,6 +37,8 @@ def _guarded(part: Callable[[Project], Iterator[Problem]], loaded: Project) -> l
             found.append(problem)  # one by one: what was found before an error is kept
     except AgentopsError as error:
         found += getattr(error, "problems", ()) or [Problem(part.__name__.strip("_"), 0, str(error))]
+    except Exception as error:  # noqa: BLE001 - a value of a wrong type must not hide what the other parts find
+        found.append(Problem(part.__name__.strip("_"), 0, f"a value has a wrong type: {type(error).__name__}: {error}"))
     return found
 
 

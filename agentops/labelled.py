@@ -33,7 +33,7 @@ def suite_path(pipeline: Definition, key: str) -> Path:
 
 def labels_of(project: Project, router: str = ROUTER) -> frozenset[str]:
     """The labels the router's definition knows, and OUT_OF_SCOPE."""
-    return frozenset(project.routers[router].table.get("labels", {})) | {OUT_OF_SCOPE}
+    return frozenset(project.router(router).table.get("labels", {})) | {OUT_OF_SCOPE}
 
 
 def find_suite(project: Project, name: str = "", pipeline: str = "") -> Suite:
@@ -45,8 +45,8 @@ def find_suite(project: Project, name: str = "", pipeline: str = "") -> Suite:
     if Path(name).suffix:
         return load_suite(Path(name))
     definition = project.pipeline(pipeline)
-    if not name:
-        return load_suite(suite_path(definition, "suite"), labels_of(project))
+    if name in ("", "suite", "sealed", "replay"):
+        return load_suite(suite_path(definition, name or "suite"), labels_of(project))
     file = definition.path / "suites" / f"{name}.jsonl"
     if not file.is_file():
         known = ", ".join(sorted(path.stem for path in file.parent.glob("*.jsonl"))) or "none"
@@ -58,7 +58,7 @@ def find_suite(project: Project, name: str = "", pipeline: str = "") -> Suite:
 
 def seed_rows(project: Project, router: str = ROUTER) -> list[tuple[str, str]]:
     """The rows the router's definition ships with."""
-    definition = project.routers[router]
+    definition = project.router(router)
     file = definition.path / str(definition.table.get("router", {}).get("seed_data", "messages.csv"))
     return labelled(file, labels_of(project, router))
 

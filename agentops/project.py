@@ -74,6 +74,17 @@ class Project:
             for name, table in definition.table.get("agents", {}).items()
         }
 
+    def router(self, name: str) -> Definition:
+        """The definition in routers/`name`.
+
+        Raises:
+            ProjectError: there is none.
+        """
+        if name not in self.routers:
+            known = ", ".join(sorted(self.routers)) or "none"
+            raise ProjectError(f"router {name!r} does not exist: create routers/{name}/; routers: {known}")
+        return self.routers[name]
+
     def pipeline(self, name: str = "") -> Definition:
         """The pipeline called `name`, or the configured or only one.
 

@@ -6,11 +6,13 @@ Each route is executed by its own sub-agent under that agent's ceiling.
 """
 
 import asyncio
+import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
+from weakref import WeakValueDictionary
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
@@ -48,7 +50,9 @@ _routes = TypeAdapter(tuple[Route, ...])
 _request = TypeAdapter(Request)
 
 OWN_LABELS = "own-labels"  # in a manifest: a router over its data's labels; it belongs to no definition
-FAILED = "Something went wrong on our side and nothing was changed that is not listed here. Please try again."
+FAILED = (
+    "Something went wrong on our side. Part of your request may be done already: please check before you ask again."
+)
 WAITING = "This needs the approval of a colleague first. You will hear from us once it is decided."
 
 
@@ -74,7 +78,7 @@ class Turn(TypedDict, total=False):
 
     request: dict[str, Any]
     parent: list[str]  # trace id and span id of the first turn
-    version: str  # artifact digest of the router that serves this session
+    assignment: dict[str, Any]  # the router version that serves this request to its end, and why
     routes: list[dict[str, Any]]
     plan: dict[str, Any]
     results: dict[str, dict[str, Any]]
@@ -112,6 +116,7 @@ class Runtime:
             for label, table in definition.table.get("labels", {}).items()
         }
         self._slots = asyncio.Semaphore(workspace.project.settings.max_concurrency)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._saver = saver
         builder = StateGraph(Turn)  # pyrefly: ignore[bad-specialization]
         for name in ("route", "plan", "act", "approval", "answer"):
@@ -126,7 +131,7 @@ class Runtime:
 
     async def ask(self, request: Request) -> Answer:
         """Serve one request to its end, or to the point where a person must decide."""
-        async with self._slots:
+        async with self._alone(request.id), self._slots:
             return await self._serve(request, {"request": _request.dump_python(request, mode="json")})
 
     async def resume(self, request_id: str) -> Answer:
@@ -135,31 +140,36 @@ class Runtime:
         Raises:
             PolicyError: no request waits under this id.
         """
-        snapshot = await self.graph.aget_state({"configurable": {"thread_id": request_id}})
-        if not snapshot.next:
-            raise PolicyError(f"no request {request_id!r} waits for an approval (it may be finished already)")
-        request = _request.validate_python(snapshot.values["request"])
-        async with self._slots:
-            return await self._serve(request, Command(resume=True), snapshot.values["parent"])
+        async with self._alone(request_id), self._slots:
+            snapshot = await self.graph.aget_state({"configurable": {"thread_id": request_id}})
+            if not snapshot.next:
+                raise PolicyError(f"no request {request_id!r} waits for an approval (it may be finished already)")
+            request = _request.validate_python(snapshot.values["request"])
+            return await self._serve(request, Command(resume=True), snapshot.values)
 
-    async def _serve(self, request: Request, start: Any, parent: list[str] | None = None) -> Answer:
+    def _alone(self, request_id: str) -> asyncio.Lock:
+        """One turn of a request at a time: two approvers who decide at once must not both carry its plan on."""
+        return self._turns.setdefault(request_id, asyncio.Lock())
+
+    async def _serve(self, request: Request, start: Any, waited: Mapping[str, Any] | None = None) -> Answer:
         clock = self._workspace.clock
         started = clock.now()
         config: Any = {"configurable": {"thread_id": request.id}}
-        assignment = self._assignment(request)
         settings = self._workspace.project.settings
-        attributes = self._attributes(request, assignment)
+        attributes = self._attributes(request)
         with (
-            continued(*parent) if parent else nullcontext(),
+            continued(*waited["parent"]) if waited else nullcontext(),
             self._workspace.tracing.span(f"invoke_agent {settings.service}", names.INVOKE_AGENT, attributes) as span,
         ):
             trace_id = format(span.get_span_context().trace_id, "032x")
-            if isinstance(start, dict):
-                start["parent"] = [trace_id, format(span.get_span_context().span_id, "016x")]
-                start["version"] = assignment.version
-            failure = ""
+            assignment, failure = None, ""
             try:
                 async with asyncio.timeout(settings.request_timeout_s):
+                    assignment = Assignment(**waited["assignment"]) if waited else self._assignment(request)
+                    set_attributes(span, {names.ASSIGNMENT: asdict(assignment)})
+                    if isinstance(start, dict):
+                        start["parent"] = [trace_id, format(span.get_span_context().span_id, "016x")]
+                        start["assignment"] = asdict(assignment)
                     turn = await self.graph.ainvoke(start, config, durability="exit")
             except TimeoutError:
                 turn, failure = {}, f"the request took longer than {settings.request_timeout_s:g} s"
@@ -171,7 +181,8 @@ class Runtime:
             waiting = bool(turn.get("__interrupt__"))
             answer = self._answer_of(request, trace_id, turn, assignment, failure, waiting, started)
             if not waiting:
-                await self._saver.adelete_thread(request.id)
+                with suppress(sqlite3.Error):  # what stays behind is encrypted, and its results are never read again
+                    await self._saver.adelete_thread(request.id)
             set_attributes(span, self._outputs(answer, turn, failure))
             if failure:
                 span.set_status(Status(StatusCode.ERROR, failure))
@@ -182,7 +193,7 @@ class Runtime:
         request: Request,
         trace_id: str,
         turn: Mapping[str, Any],
-        assignment: Assignment,
+        assignment: Assignment | None,
         failure: str,
         waiting: bool,
         started: float,
@@ -213,7 +224,7 @@ class Runtime:
                 routes: tuple[Route, ...] = (Route(label, 1.0, "follow-up"),)
                 turn["request"] = {**turn["request"], "text": text}
             else:
-                router = self._router(turn["version"])
+                router = self._router(turn["assignment"]["version"])
                 [routes] = await asyncio.to_thread(router.route, [request.text])
             routes = tuple(replace(r, agent=r.agent or self._labels.get(r.label, "")) for r in routes)
             set_attributes(span, {names.ROUTES: _routes.dump_python(routes, mode="json")})
@@ -231,7 +242,7 @@ class Runtime:
             )
         agents = {step.id: step.agent for step in plan.steps}
         stored = {"text": plan.text, "say": plan.say, "source": plan.source, "handoff": plan.handoff, "agents": agents}
-        return {"plan": stored}
+        return {"plan": stored, "results": {}}  # a repeated request starts over; idempotency keys keep effects single
 
     async def _act(self, turn: Turn) -> Turn:
         request = _request.validate_python(turn["request"])
@@ -284,7 +295,7 @@ class Runtime:
         plan = parse(stored["text"], self._workspace.specs, stored["source"])
         return replace(plan, steps=tuple(replace(step, agent=stored["agents"].get(step.id, "")) for step in plan.steps))
 
-    def _attributes(self, request: Request, assignment: Assignment) -> dict[str, Any]:
+    def _attributes(self, request: Request) -> dict[str, Any]:
         workspace, who = self._workspace, request.principal
         return {
             names.AGENT: workspace.project.settings.service,
@@ -295,7 +306,6 @@ class Runtime:
             names.REQUEST: request.id,
             names.POLICY_DIGEST: workspace.policy.digest,
             names.PROJECT_DIGEST: workspace.project.digest,
-            names.ASSIGNMENT: asdict(assignment),
         }
 
     def _outputs(self, answer: Answer, turn: Mapping[str, Any], failure: str) -> dict[str, Any]:
@@ -337,13 +347,13 @@ def load_router(workspace: Workspace, digest: str, name: str = "intent") -> Rout
         raise RouteError(
             f"artifact {digest[:19]} is no router (stage {made.get('stage', 'unknown')!r}): name a router's digest"
         )
-    definition = None if made["router"] == OWN_LABELS else project.routers[name]
+    definition = None if made["router"] == OWN_LABELS else project.router(name)
     return TextRouter.load(workspace.artifacts.path(digest), definition, project.settings, digest)
 
 
 def planner(workspace: Workspace) -> tuple[Planner, dict[str, str]]:
     """The project's playbooks, backed by a model when one is configured; and the questions playbooks ask."""
-    definition = workspace.project.routers["planner"]
+    definition = workspace.project.router("planner")
     module = projects.module(workspace.project.root, "routers.planner.playbooks")
     playbooks = Playbooks(definition, module.extract)
     model = workspace.project.settings.planner_model

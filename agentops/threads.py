@@ -5,10 +5,12 @@ a thread unreadable but cannot plant objects in it. When a thread is deleted is 
 """
 
 import os
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiosqlite
 from cryptography.exceptions import InvalidTag
@@ -57,19 +59,19 @@ def key(path: Path) -> bytes:
     Raises:
         StoreError: the file does not hold 32 bytes.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        found = path.read_bytes()
-        if len(found) != 32:
-            raise StoreError(f"{path.name} holds {len(found)} bytes, expected 32: restore it from a backup") from None
-        return found
-    fresh = os.urandom(32)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(fresh)
-        file.flush()
-        os.fsync(file.fileno())
-    return fresh
+    if not path.exists():
+        fresh = path.with_name(f".tmp-{uuid4().hex}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.urandom(32))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(fresh, path)  # whole or not at all: another process that starts now reads 32 bytes
+        fresh.unlink()
+    found = path.read_bytes()
+    if len(found) != 32:
+        raise StoreError(f"{path.name} holds {len(found)} bytes, expected 32: restore it from a backup")
+    return found
 
 
 @asynccontextmanager
@@ -80,5 +82,8 @@ async def checkpointer(home: Path) -> AsyncIterator[AsyncSqliteSaver]:
     async with aiosqlite.connect(path) as connection:
         os.chmod(path, 0o600)
         saver = AsyncSqliteSaver(connection, serde=sealed)
-        await saver.setup()
+        try:
+            await saver.setup()
+        except sqlite3.Error as error:
+            raise StoreError(f"{str(path)!r} cannot be used ({error}): restore it or move it away") from None
         yield saver

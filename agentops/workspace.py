@@ -5,10 +5,12 @@ flushed before the audit log signs its last checkpoint). It decides nothing: con
 """
 
 import os
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 from agentops import project as projects
 from agentops import redact
@@ -123,9 +125,13 @@ class Workspace:
 
     def _created(self, path: Path) -> Path:
         if not path.exists():
-            fresh = path.with_suffix(f".{os.getpid()}.tmp")
-            self.world_module.create(fresh, self.world_seed)
-            os.replace(fresh, path)  # two processes that race create the same bytes
+            fresh = path.with_name(f".tmp-{uuid4().hex}")
+            try:
+                self.world_module.create(fresh, self.world_seed)
+                with suppress(FileExistsError):  # another process was first: its world may be in use already
+                    os.link(fresh, path)
+            finally:
+                fresh.unlink(missing_ok=True)
         return path
 
     @cached_property

@@ -5,7 +5,10 @@ Heavy imports happen inside commands: `agentops --help` loads no model library.
 """
 
 import dataclasses
+import datetime
+import decimal
 import importlib
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentops import __version__
 from agentops.errors import AgentopsError
@@ -30,6 +34,8 @@ app = typer.Typer(
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 ProjectDir = Annotated[Path | None, typer.Option("--project", help="The project's folder; default: found from here.")]
 
@@ -37,10 +43,17 @@ ProjectDir = Annotated[Path | None, typer.Option("--project", help="The project'
 def show(value: Any, as_json: bool, lines: Iterable[Any] = ()) -> None:
     """Print `value` as JSON, or the given lines (strings, tables) for a person."""
     if as_json:
-        sys.stdout.write(orjson.dumps(value, default=plain, option=orjson.OPT_INDENT_2).decode() + "\n")
+        sys.stdout.write(
+            orjson.dumps(value, default=plain, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode() + "\n"
+        )
         return
     for line in lines:
-        console.print(line)
+        console.print(printable(line) if isinstance(line, str) else line, markup=False)
+
+
+def printable(text: str) -> str:
+    """`text` of others for a terminal: control characters, which could forge what an operator sees, made visible."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def plain(value: Any) -> Any:
@@ -51,6 +64,12 @@ def plain(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -67,9 +86,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         made.add_row(
-            *("" if cell is None else f"{cell:,.1f}" if isinstance(cell, float) else str(cell) for cell in row)
+            *("" if cell is None else f"{cell:,.1f}" if isinstance(cell, float) else _cell(cell) for cell in row)
         )
     return made
+
+
+def _cell(cell: Any) -> str | Text:
+    return cell if isinstance(cell, Text) else printable(str(cell))
 
 
 def version(value: bool) -> None:
@@ -98,3 +121,7 @@ def main() -> None:
     except KeyboardInterrupt:
         errors.print("interrupted")
         sys.exit(130)
+    except OSError as error:
+        place = f": {error.filename!r}" if error.filename else ""
+        errors.print(f"error: {error.strerror or error}{place}", style="red", markup=False)
+        sys.exit(2)

@@ -92,7 +92,7 @@ def train(
     lines = [
         f"artifact {made.digest}",
         table("", ("", ""), shown.items()),
-        f"next: agentops evaluate --candidate {made.digest[:19]}",
+        *([f"next: agentops evaluate --candidate {made.digest[:19]}"] if stage == "router" and not own_labels else []),
     ]
     show({"digest": made.digest, "manifest": made.manifest}, as_json, lines)
 

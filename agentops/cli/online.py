@@ -5,8 +5,9 @@ import secrets
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from agentops.cli.app import AsJson, ProjectDir, console, errors, show
+from agentops.cli.app import AsJson, ProjectDir, console, errors, printable, show
 from agentops.errors import ConfigError
 from agentops.runtime import Answer, new_request, open_runtime
 from agentops.workspace import Workspace, local_principal, open_workspace
@@ -41,19 +42,23 @@ async def _ask(workspace: Workspace, request) -> Answer:
         return await runtime.ask(request)
 
 
-def _lines(answer: Answer) -> list[str]:
+def _lines(answer: Answer) -> list[str | Text]:
     routes = " + ".join(f"{r.label} ({r.confidence:.2f}, {r.stage})" for r in answer.routes)
-    lines = [answer.text, "", f"[dim]route[/]   {routes}"]
+    lines: list[str | Text] = [answer.text, "", _line("route", routes)]
     for result in answer.results:
         how = "cached" if result.cached else f"{1000 * (result.ended_at - result.started_at):.0f} ms"
         why = f"  {result.error}" if result.error else ""
-        lines.append(f"[dim]tool[/]    {result.tool}  {result.status}  {how}{why}")
+        lines.append(_line("tool", f"{result.tool}  {result.status}  {how}{why}"))
     lines += [
-        f"[dim]waits[/]   agentops approvals approve {approval} --as NAME --role finance"
+        _line("waits", f"agentops approvals approve {approval} --as NAME --role finance")
         for approval in answer.approvals
     ]
     took = 1000 * (answer.ended_at - answer.started_at)
-    return [*lines, f"[dim]trace[/]   {answer.trace_id}  {answer.status}  {took:.0f} ms"]
+    return [*lines, _line("trace", f"{answer.trace_id}  {answer.status}  {took:.0f} ms")]
+
+
+def _line(name: str, text: str) -> Text:
+    return Text.assemble((f"{name:<7}", "dim"), " ", printable(text))
 
 
 def serve(project: ProjectDir = None) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from agentops.cli.app import AsJson, ProjectDir, show, table
+from agentops.errors import ReleaseError
 from agentops.release import Controller, Ruling, load_rules
 from agentops.workspace import Workspace, open_workspace
 
@@ -20,7 +21,7 @@ def controller(workspace: Workspace) -> Controller:
 
 @release.command()
 def start(
-    candidate: Annotated[str, typer.Argument(help="Artifact digest of the candidate.")],
+    candidate: Annotated[str, typer.Argument(help="Artifact digest of the candidate (a prefix will do).")],
     router: RouterName = "intent",
     override: Annotated[str, typer.Option(help="Start without a passed gate, for this recorded reason.")] = "",
     project: ProjectDir = None,
@@ -31,6 +32,9 @@ def start(
     from agentops.labelled import find_suite
 
     with open_workspace(project) as workspace:
+        candidate = workspace.artifacts.resolve(candidate)
+        if workspace.artifacts.manifest(candidate).get("router") != router:
+            raise ReleaseError(f"artifact {candidate[:19]} is no version of router {router!r}: train one on its labels")
         report = None
         if not override:
             report = evaluate_version(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from agentops import project as projects
 from agentops.cli.app import AsJson, ProjectDir, console, show, table
@@ -41,8 +42,8 @@ def doctor(project: ProjectDir = None, as_json: AsJson = False) -> None:
     from agentops.cli.doctor import examine
 
     findings = examine(project)
-    colours = {"ok": "[green]ok[/]", "info": "[yellow]info[/]", "fail": "[red]fail[/]"}
-    rows = [(f.what, colours[f.status], f.detail) for f in findings]
+    colours = {"ok": "green", "info": "yellow", "fail": "red"}
+    rows = [(f.what, Text(f.status, colours[f.status]), f.detail) for f in findings]
     show(findings, as_json, [table("", ("", "", ""), rows)])
     failed = [finding.what for finding in findings if finding.status == "fail"]
     if failed:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from agentops.cli.app import AsJson, ProjectDir, show, table
+from agentops.cli.app import AsJson, ProjectDir, printable, show, table
 from agentops.errors import TraceError
 from agentops.store import Lake
 from agentops.types import Trajectory
@@ -81,7 +82,8 @@ def _trajectory(found: Trajectory) -> list:
     for message in found.messages:
         content = str(message.get("content") or "")
         calls = ", ".join(call["function"]["name"] for call in message.get("tool_calls", ()))
-        lines.append(f"[dim]{message['role']:>9}[/]  {content[:400]}{f'  -> {calls}' if calls else ''}")
+        said = printable(f"{content[:400]}{f'  -> {calls}' if calls else ''}")
+        lines.append(Text.assemble((f"{message['role']:>9}", "dim"), "  ", said))
     begin = found.started_at
     rows = [
         (

@@ -5,6 +5,7 @@ bounded before they are parsed. It holds no state of its own beyond the runtime 
 """
 
 import asyncio
+import hashlib
 import json
 import time
 from collections import OrderedDict
@@ -55,7 +56,7 @@ class ChatBody(BaseModel):
     model: str = Field("agentops", max_length=128)
     messages: list[ChatMessage] = Field(min_length=1, max_length=200)
     stream: bool = False
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: dict[str, Annotated[str, Field(max_length=512)]] = Field(default_factory=dict, max_length=16)
 
 
 class FeedbackBody(BaseModel):
@@ -85,13 +86,14 @@ def create_app(
             yield
             workspace.tracing.flush()
 
-    app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.tenants = OrderedDict()
 
     @app.middleware("http")
     async def bounded(request: Request, call_next: Any) -> Response:
         length = request.headers.get("content-length", "0")
-        if request.headers.get("transfer-encoding") or not length.isdigit() or int(length) > MAX_BODY:
+        sized = length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY
+        if request.headers.get("transfer-encoding") or not sized:
             return _error(413, f"the body must declare a Content-Length of at most {MAX_BODY} bytes")
         return await call_next(request)
 
@@ -148,8 +150,8 @@ def create_app(
         if body.messages[-1].role != "user" or not body.messages[-1].text.strip():
             raise HTTPException(422, "the last message must be the user's and not empty")
         history = tuple({"role": message.role, "content": message.text} for message in body.messages[:-1])
-        session = x_agentops_session or body.metadata.get("session", "")
-        request_id = f"{who.tenant}:{who.user}:{idempotency_key}" if idempotency_key else ""
+        request_id = _repeated(who, idempotency_key, body) if idempotency_key else ""
+        session = x_agentops_session or body.metadata.get("session", "") or request_id
         request = new_request(body.messages[-1].text, who, session, history, request_id)
         answer = await app.state.runtime.ask(request)
         remember(answer, who.tenant)
@@ -192,6 +194,15 @@ def create_app(
         return {"approval": waiting(decided), "request": extension(answer)}
 
     return app
+
+
+def _repeated(who: Principal, key: str, body: ChatBody) -> str:
+    """The id of a request that may come again: equal for the same user, key and messages, and it names nobody.
+
+    It is the session too when none is given: effects are done once per step, plan and session.
+    """
+    messages = [[message.role, message.text] for message in body.messages]
+    return hashlib.sha256(json.dumps([who.tenant, who.user, key, messages]).encode()).hexdigest()
 
 
 def may_decide(item: Approval, who: Principal) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,58 @@ def test_unknown_tools_and_malformed_arguments_never_reach_a_tool(copy: Path) ->
         assert bad.status in ("denied", "error")
         assert "order_id" in bad.error
         assert "extra" in bad.error
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "said"),
+    [
+        ("routers/intent/router.toml", "", "= broken\n", "not valid TOML"),
+        ("routers/intent/router.toml", "[agents.help]\n", '[agents.help]\nmax_seconds = "long"\n', "could not convert"),
+        ("policies/identities.toml", "", "[stuff]\n", "[stuff] is not known: use [roles.NAME]"),
+    ],
+)
+def test_check_survives_any_value_and_prints_every_character(
+    agentops, copy: Path, path: str, old: str, new: str, said: str
+) -> None:
+    file = copy / path
+    text = file.read_text()
+    if "max_seconds" in new:
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("max_seconds"))
+    file.write_text(text.replace(old, new, 1))
+    ran = agentops("check", "--project", copy)
+    assert ran.code == 1
+    assert said in ran.out  # also what looks like a style tag of the terminal library
+
+
+def test_a_project_without_its_router_is_a_sentence(agentops, copy: Path) -> None:
+    shutil.rmtree(copy / "routers" / "intent")
+    ran = agentops("ask", "hello", "--project", copy)
+    assert ran.code == 2
+    assert "routers/intent" in ran.err
+
+
+def test_recorded_text_neither_breaks_nor_forges_the_output(agentops, copy: Path) -> None:
+    query = "SELECT '[/x] [bold]' AS text, chr(27) || '[2J' AS code, 1.5 AS half, INTERVAL 2 SECOND AS took"
+    ran = agentops("traces", "sql", query, "--project", copy)
+    assert ran.code == 0
+    assert "[/x] [bold]" in ran.out
+    assert "\x1b" not in ran.out
+    [row] = json.loads(agentops("traces", "sql", query, "--project", copy, "--json").out)
+    assert (row["text"], row["half"], row["took"]) == ("[/x] [bold]", 1.5, 2.0)
+
+
+def test_a_path_that_cannot_be_written_is_a_sentence(agentops, copy: Path) -> None:
+    ran = agentops("evaluate", "--limit", 10, "--junit", copy / "no" / "x.xml", "--project", copy)
+    assert ran.code == 2
+    assert "x.xml" in ran.err
+
+
+@pytest.mark.parametrize("manifest", [{"stage": "sft"}, {"router": "own-labels"}])
+def test_only_a_version_of_the_router_is_released_even_by_hand(agentops, copy: Path, manifest: dict) -> None:
+    (copy / "made").mkdir()
+    (copy / "made" / "file").write_text("x")
+    with Workspace(projects.load(copy, dict(os.environ))) as workspace:
+        digest = workspace.artifacts.put(copy / "made", manifest)
+    ran = agentops("release", "start", digest[:19], "--override", "an emergency", "--project", copy)
+    assert ran.code == 2
+    assert "no version of router 'intent'" in ran.err

@@ -111,8 +111,15 @@ def test_replayed_sessions_measure_both_versions_on_the_same_requests() -> None:
 def test_a_suite_is_found_by_role_name_and_file(desk: Workspace, repo: Path) -> None:
     assert isinstance(find_suite(desk.project), Suite)
     assert len(find_suite(desk.project, "sealed").tasks) == 1000
+    assert find_suite(desk.project, "replay").digest == find_suite(desk.project, "traffic").digest
     assert len(find_suite(desk.project, str(repo / "pipelines/support/suites/frozen.jsonl")).tasks) == 1000
     assert OUT_OF_SCOPE in labels_of(desk.project)
+
+
+def test_a_data_set_gets_a_new_folder_also_after_an_old_one_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "router-0002").mkdir()
+    assert improve._next_folder(tmp_path).name == "router-0003"
+    assert improve._next_folder(tmp_path / "none").name == "router-0001"
 
 
 @pytest.fixture(scope="module")

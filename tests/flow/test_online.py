@@ -1,7 +1,9 @@
 """The online loop on the real reference project: routes, plans, tools, approvals, traces."""
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from agentops.errors import PolicyError, StoreError
 from agentops.improve import ensure_router
 from agentops.plan.answer import HANDED_OVER
 from agentops.runtime import WAITING, RouterShelf, Runtime, new_request, open_runtime, planner
-from agentops.threads import checkpointer
+from agentops.threads import checkpointer, key
 from agentops.trace import trajectory
 from agentops.types import Assignment, Route
 from agentops.workspace import Workspace, local_principal
@@ -227,3 +229,58 @@ async def test_threads_are_encrypted_with_a_private_key(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds 5 bytes"):
         async with checkpointer(tmp_path):
             pytest.fail("a damaged key must not open")
+
+
+async def test_state_that_cannot_answer_is_an_answer_and_a_trace(desk: Workspace) -> None:
+    def unreachable(_: object) -> Assignment:
+        raise StoreError("the shared state does not answer")
+
+    async with open_runtime(desk) as opened:
+        runtime = Runtime(desk, opened.gateway, opened._planner, lambda _: Fixed("help"), unreachable, opened._saver)
+        answer = await runtime.ask(new_request("hello", local_principal(desk, CUSTOMER)))
+    assert (answer.status, answer.assignment) == ("error", None)
+    desk.tracing.flush()
+    assert trajectory(desk.lake, answer.trace_id) is not None
+
+
+async def test_two_who_decide_at_once_carry_a_request_on_once(
+    open_desk: Callable[[Path], Workspace], tmp_path: Path
+) -> None:
+    with open_desk(tmp_path) as desk:
+        ensure_router(desk)
+        waiting = await routed(desk, LARGE, "refund_request")
+        desk.approvals.decide(waiting.approvals[0], True, local_principal(desk, "E-1", ("finance",)))
+        async with open_runtime(desk) as runtime:
+            both = (runtime.resume(waiting.request_id) for _ in range(2))
+            ended = await asyncio.gather(*both, return_exceptions=True)
+        assert await refunds(desk) == 1
+        [answer] = [one for one in ended if not isinstance(one, BaseException)]
+        assert answer.assignment == waiting.assignment  # the version that routed it, whatever serves by now
+
+
+def test_processes_that_start_together_read_one_whole_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: key(tmp_path / "threads.key"), range(64)))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["threads.key"]
+
+
+async def test_a_damaged_database_of_threads_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "threads.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="move it away"):
+        async with checkpointer(tmp_path):
+            pytest.fail("a damaged database must not open")
+
+
+def test_a_world_that_another_process_made_first_is_kept(desk: Workspace, tmp_path: Path) -> None:
+    late = Workspace(desk.project)
+    path = tmp_path / "world.db"
+
+    class Slow:
+        @staticmethod
+        def create(fresh: Path, seed: int) -> None:
+            fresh.write_text("late")
+            path.write_text("in use, with a refund in it")
+
+    late.__dict__["world_module"] = Slow
+    assert late._created(path).read_text().startswith("in use")
+    assert list(tmp_path.iterdir()) == [path]

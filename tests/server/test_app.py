@@ -135,3 +135,27 @@ def test_an_approval_over_http_resumes_the_request(served: tuple[TestClient, Wor
     assert done.json()["request"]["status"] == "ok"
     again = client.post(path, json={"approve": True}, headers={"Authorization": MONEY})
     assert again.status_code == 409
+
+
+def test_the_schema_is_not_public(served: tuple[TestClient, Workspace]) -> None:
+    assert served[0].get("/openapi.json").status_code == 404
+
+
+def test_a_length_that_is_no_number_is_refused(served: tuple[TestClient, Workspace]) -> None:
+    client, _ = served
+    for length in (b"\xb2", b"9" * 5000):
+        headers = {"Authorization": SHOP.encode(), "Content-Length": length}
+        assert client.post("/v1/chat/completions", headers=headers).status_code == 413
+
+
+def test_a_repeated_request_keeps_its_id_and_session_and_names_nobody(served: tuple[TestClient, Workspace]) -> None:
+    client, workspace = served
+    texts = ("Which orders have I placed?", "Which orders have I placed?", "where is my parcel")
+    answers = [chat(client, text, **{"Idempotency-Key": "again-1"}).json()["agentops"] for text in texts]
+    ids = [answer["request_id"] for answer in answers]
+    assert ids[0] == ids[1]
+    assert ids[2] != ids[0]  # another message under an old key must not replace one that waits
+    assert "C-1054" not in ids[0]
+    workspace.tracing.flush()
+    found = [trajectory(workspace.lake, answer["trace_id"]) for answer in answers]
+    assert len({one.session for one in found[:2] if one}) == 1  # the step keys, and so the effects, are the same
