@@ -176,16 +176,23 @@ def read_toml(root: Path, file: Path) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def agent_spec(name: str, table: Mapping[str, Any]) -> AgentSpec:
-    """An `[agents.NAME]` table as a ceiling. Missing limits are the strict defaults of AgentSpec."""
-    return AgentSpec(
-        name=name,
-        tools=frozenset(table.get("tools", ())),
-        scopes=frozenset(table.get("scopes", ())),
-        max_calls=int(table.get("max_calls", 20)),
-        max_money_cents=int(table.get("max_money_cents", 0)),
-        max_seconds=float(table.get("max_seconds", 30.0)),
-        description=str(table.get("description", "")),
-    )
+    """An `[agents.NAME]` table as a ceiling. Missing limits are the strict defaults of AgentSpec.
+
+    Raises:
+        ProjectError: a value of a wrong type.
+    """
+    try:
+        return AgentSpec(
+            name=name,
+            tools=frozenset(table.get("tools", ())),
+            scopes=frozenset(table.get("scopes", ())),
+            max_calls=int(table.get("max_calls", 20)),
+            max_money_cents=int(table.get("max_money_cents", 0)),
+            max_seconds=float(table.get("max_seconds", 30.0)),
+            description=str(table.get("description", "")),
+        )
+    except (TypeError, ValueError) as error:
+        raise ProjectError(f"[agents.{name}] has a value of a wrong type: {error}") from None
 
 
 def digest(root: Path) -> str:

@@ -197,6 +197,7 @@ def test_check_survives_any_value_and_prints_every_character(
     file.write_text(text.replace(old, new, 1))
     ran = agentops("check", "--project", copy)
     assert ran.code == 1
+    assert agentops("ask", "hello", "--project", copy).code == 2
     assert said in ran.out  # also what looks like a style tag of the terminal library
 
 
