@@ -134,6 +134,10 @@ class Runtime:
         async with self._alone(request.id), self._slots:
             return await self._serve(request, {"request": _request.dump_python(request, mode="json")})
 
+    async def waits(self, request_id: str) -> bool:
+        """Whether a request waits here for an approval: it resumes on the machine it waited on."""
+        return bool((await self.graph.aget_state({"configurable": {"thread_id": request_id}})).next)
+
     async def resume(self, request_id: str) -> Answer:
         """Go on with a request that waited for approvals, once they are decided.
 
@@ -180,7 +184,7 @@ class Runtime:
                 turn, failure = {}, f"internal error: {type(error).__name__}"
             waiting = bool(turn.get("__interrupt__"))
             answer = self._answer_of(request, trace_id, turn, assignment, failure, waiting, started)
-            if not waiting:
+            if not waiting and not (waited and failure):  # a resume that failed can be tried again
                 with suppress(sqlite3.Error):  # what stays behind is encrypted, and its results are never read again
                     await self._saver.adelete_thread(request.id)
             set_attributes(span, self._outputs(answer, turn, failure))
@@ -285,6 +289,8 @@ class Runtime:
         """The run of steps that name no sub-agent of their own: under the first route's ceiling."""
         spec = self._agent(routes[0].agent)
         seconds = max(self._agent(route.agent).max_seconds for route in routes)
+        # The plan must end before the request does: what is cut off from outside has no results to tell.
+        seconds = min(seconds, 0.9 * self._workspace.project.settings.request_timeout_s)
         return Run(
             request.id, request.session, request.principal, spec, self._workspace.clock.now() + seconds, trace_id
         )

@@ -95,6 +95,13 @@ def _cell(cell: Any) -> str | Text:
     return cell if isinstance(cell, Text) else printable(str(cell))
 
 
+def moment(seconds: float | None) -> str:
+    """A time as UTC text, "" when there is none."""
+    if not seconds:
+        return ""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def version(value: bool) -> None:
     if value:
         console.print(__version__)

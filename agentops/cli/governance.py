@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from agentops import audit as auditing
-from agentops.cli.app import AsJson, ProjectDir, show, table
-from agentops.errors import GateFailed
+from agentops.cli.app import AsJson, ProjectDir, moment, show, table
+from agentops.errors import GateFailed, PolicyError
 from agentops.policy import Approval
 from agentops.runtime import Answer, open_runtime
-from agentops.types import Json
+from agentops.types import Json, Principal
 from agentops.workspace import Workspace, local_principal, open_workspace
 
 approvals = typer.Typer(no_args_is_help=True, help="Calls that wait for a person.")
@@ -56,15 +56,22 @@ def _decide(id: str, yes: bool, by: str, role: list[str] | None, reason: str, pr
     with open_workspace(project) as workspace:
         who = local_principal(workspace, by, tuple(role or ("finance",)))
         said = f"{reason} (local user {getpass.getuser()})".strip()
-        decided = workspace.approvals.decide(id, yes, who, said)
-        answer = asyncio.run(_resume(workspace, decided))
+        decided, answer = asyncio.run(_decide_and_resume(workspace, id, yes, who, said))
     what = "approved" if yes else "denied"
     show({"approval": decided, "answer": answer.text, "status": answer.status}, as_json, [f"{what} {id}", answer.text])
 
 
-async def _resume(workspace: Workspace, approval: Approval) -> Answer:
+async def _decide_and_resume(
+    workspace: Workspace, id: str, yes: bool, who: Principal, said: str
+) -> tuple[Approval, Answer]:
     async with open_runtime(workspace) as runtime:
-        return await runtime.resume(approval.run)
+        found = workspace.approvals.get(id, who.tenant)
+        if found.status == "pending" and not await runtime.waits(found.run):
+            raise PolicyError(
+                f"the request of approval {id} does not wait on this machine: decide it where it was asked"
+            )
+        decided = workspace.approvals.decide(id, yes, who, said)
+        return decided, await runtime.resume(decided.run)
 
 
 @audit.command()
@@ -93,7 +100,8 @@ def query(
             if (not kind or record.get("type") == kind) and (not trace or record.get("trace") == trace)
         ][-limit:]
     rows = [
-        (r.get("at"), r.get("type"), r.get("tool"), r.get("decision") or r.get("status"), r.get("trace")) for r in found
+        (moment(r.get("at")), r.get("type"), r.get("tool"), r.get("decision") or r.get("status"), r.get("trace"))
+        for r in found
     ]
     show(found, as_json, [table("", ("at", "type", "tool", "decision", "trace"), rows)])
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from agentops.cli.app import AsJson, ProjectDir, show, table
+from agentops.cli.app import AsJson, ProjectDir, moment, show, table
 from agentops.errors import ReleaseError
 from agentops.release import Controller, Ruling, load_rules
 from agentops.workspace import Workspace, open_workspace
@@ -50,7 +50,16 @@ def status(router: RouterName = "intent", project: ProjectDir = None, as_json: A
     with open_workspace(project) as workspace:
         serving = workspace.registry.serving(router)
         opened = controller(workspace).status(router) if workspace.registry.release(router) else None
-    rows = [(key, value) for key, value in serving.items() if not isinstance(value, dict)]
+    made = serving.get("manifest") or {}
+    rows = [
+        ("serves", serving.get("digest")),
+        ("since", moment(serving.get("since"))),
+        ("by", serving.get("by")),
+        ("because", serving.get("reason")),
+        ("trained on", f"{made.get('rows', '?')} rows of {made.get('data', 'unknown data')}"),
+        ("approved by", serving.get("approved_by") or "nobody: decided by the rules"),
+        ("before it", serving.get("previous")),
+    ]
     lines = [
         table(f"router {router}", ("", ""), rows),
         *(_ruling(opened) if opened else ["no release was ever started"]),
@@ -83,7 +92,7 @@ def history(router: RouterName = "intent", project: ProjectDir = None, as_json: 
     changes = [(m.get("number"), str(m.get("digest", ""))[:19], m.get("by"), m.get("reason")) for m in moves]
     lines = [table("versions", ("#", "digest", "by", "reason"), changes)]
     if newest is not None:
-        decided = [(d.get("action"), d.get("weight"), d.get("reason")) for d in newest.history]
+        decided = [(d.get("action"), f"{d.get('weight') or 0:.0%}", d.get("reason")) for d in newest.history]
         lines.append(table(f"release {newest.id} ({newest.stage})", ("action", "share", "reason"), decided))
     show({"versions": moves, "release": newest}, as_json, lines)
 

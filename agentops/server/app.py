@@ -27,7 +27,8 @@ from agentops.workspace import Workspace
 
 MAX_BODY = 1_000_000  # bytes
 MAX_TEXT = 16_000  # characters of one message
-REMEMBERED = 10_000  # traces whose tenant is known without asking the lake
+REMEMBERED = 10_000  # traces whose owner is known without asking the lake
+CORRECTOR = "staff"  # role whose corrections are stored
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")]
@@ -87,7 +88,7 @@ def create_app(
             workspace.tracing.flush()
 
     app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.tenants = OrderedDict()
+    app.state.owners = OrderedDict()
 
     @app.middleware("http")
     async def bounded(request: Request, call_next: Any) -> Response:
@@ -126,11 +127,11 @@ def create_app(
 
     Caller = Annotated[Principal, Depends(caller)]
 
-    def remember(answer: Answer, tenant: str) -> None:
-        tenants: OrderedDict[str, str] = app.state.tenants
-        tenants[answer.trace_id] = tenant
-        while len(tenants) > REMEMBERED:
-            tenants.popitem(last=False)
+    def remember(answer: Answer, tenant: str, user: str) -> None:
+        owners: OrderedDict[str, tuple[str, str]] = app.state.owners
+        owners[answer.trace_id] = (tenant, workspace.redactor.pseudonym("USER", user, tenant))
+        while len(owners) > REMEMBERED:
+            owners.popitem(last=False)
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -154,7 +155,7 @@ def create_app(
         session = x_agentops_session or body.metadata.get("session", "") or request_id
         request = new_request(body.messages[-1].text, who, session, history, request_id)
         answer = await app.state.runtime.ask(request)
-        remember(answer, who.tenant)
+        remember(answer, who.tenant, who.user)
         shaped = completion(answer, body.model)
         return (
             StreamingResponse(_chunks(shaped), media_type="text/event-stream") if body.stream else JSONResponse(shaped)
@@ -162,13 +163,16 @@ def create_app(
 
     @app.post("/v1/feedback", status_code=201)
     async def feedback(body: FeedbackBody, who: Caller) -> dict[str, str]:
-        owner = app.state.tenants.get(body.trace_id)
+        user = workspace.redactor.pseudonym("USER", who.user, who.tenant)
+        staff = CORRECTOR in who.roles
+        owner = app.state.owners.get(body.trace_id)
         if owner is None:
             found = await asyncio.to_thread(trajectory, workspace.lake, body.trace_id)
-            owner = found.tenant if found else None
-        if owner != who.tenant:
-            raise HTTPException(404, f"no trace {body.trace_id!r} of this tenant")
-        user = workspace.redactor.pseudonym("USER", who.user, who.tenant)
+            owner = (found.tenant, found.user) if found else None
+        if owner is None or owner[0] != who.tenant or (owner[1] != user and not staff):
+            raise HTTPException(404, f"no trace {body.trace_id!r} of this caller")
+        if (body.corrected_answer or body.corrected_labels) and not staff:
+            raise HTTPException(403, f"a correction teaches the models: it needs the role {CORRECTOR!r}")
         given = Feedback(
             body.trace_id,
             body.score,
@@ -188,9 +192,14 @@ def create_app(
 
     @app.post("/v1/approvals/{approval_id}")
     async def decide(approval_id: Identifier, body: DecisionBody, who: Caller) -> dict[str, Any]:
+        found = workspace.approvals.get(approval_id, who.tenant)
+        if found.status == "pending" and not await app.state.runtime.waits(found.run):
+            raise HTTPException(
+                409, "the request waits on another machine, or its conversation is gone: decide it there"
+            )
         decided = workspace.approvals.decide(approval_id, body.approve, who, body.reason)
         answer = await app.state.runtime.resume(decided.run)
-        remember(answer, who.tenant)
+        remember(answer, decided.tenant, decided.user)
         return {"approval": waiting(decided), "request": extension(answer)}
 
     return app

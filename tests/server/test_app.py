@@ -22,9 +22,12 @@ KEYS = (
     "shop:secret-of-the-shop-0001:default:C-1054:customer,"
     "money:secret-of-finance-00001:default:E-1:finance,"
     "front:secret-of-frontend-001:default:frontend:service,"
-    "other:secret-of-another-0001:globex:C-9:customer"
+    "other:secret-of-another-0001:globex:C-9:customer,"
+    "desk:secret-of-the-desk-0001:default:E-2:staff,"
+    "rival:secret-of-another-0002:default:C-1001:customer"
 )
 SHOP, MONEY = "Bearer shop:secret-of-the-shop-0001", "Bearer money:secret-of-finance-00001"
+DESK, RIVAL = "Bearer desk:secret-of-the-desk-0001", "Bearer rival:secret-of-another-0002"
 FRONT, OTHER = "Bearer front:secret-of-frontend-001", "Bearer other:secret-of-another-0001"
 
 
@@ -90,7 +93,11 @@ def test_feedback_joins_its_trace_and_only_the_own_tenants(served: tuple[TestCli
     trace = chat(client, "Which orders have I placed so far?").json()["agentops"]["trace_id"]
     given = {"trace_id": trace, "score": -1, "comment": "mail me at jo@evil.test", "corrected_labels": ["list_orders"]}
     assert client.post("/v1/feedback", json=given, headers={"Authorization": OTHER}).status_code == 404
-    assert client.post("/v1/feedback", json=given, headers={"Authorization": SHOP}).status_code == 201
+    assert client.post("/v1/feedback", json=given, headers={"Authorization": RIVAL}).status_code == 404
+    refused = client.post("/v1/feedback", json=given, headers={"Authorization": SHOP})
+    assert refused.status_code == 403  # a customer may judge, not teach
+    assert "staff" in refused.json()["error"]["message"]
+    assert client.post("/v1/feedback", json=given, headers={"Authorization": DESK}).status_code == 201
     workspace.tracing.flush()
     found = trajectory(workspace.lake, trace)
     assert found is not None
