@@ -26,7 +26,7 @@ from agentops.evaluate import Suite, evaluate_router, gate, latencies, load_suit
 from agentops.evaluate.statistics import proportion
 from agentops.graph import Clock
 from agentops.harvest import Exclusion
-from agentops.labelled import ROUTER, find_suite, labelled, labels_of, seed_rows, suite_path
+from agentops.labelled import ROUTER, find_suite, labelled, labels_of, seed_rows, suite_path, with_seed
 from agentops.models.encoder import load as load_encoder
 from agentops.plan import answer, parse
 from agentops.policy import Approvals, Budgets, identities, principal
@@ -160,7 +160,7 @@ def train_stage(
     """
     definition = workspace.project.pipeline(pipeline)
     recipe = read_recipe(definition.file)
-    lineage = {"data": _dataset_digest(data), "recipe": _file_digest(definition.file), "stage": stage}
+    lineage = {"data": dataset_digest(data), "recipe": _file_digest(definition.file), "stage": stage}
     if stage == "router":
         router = recipe.router.router
         tuned = (recipe.causal or CausalRecipe()) if causal else None
@@ -169,6 +169,8 @@ def train_stage(
         else:
             lineage["parent"] = workspace.registry.current(router)
         rows = labelled(data, None if own_labels else labels_of(workspace.project, router))
+        if not own_labels:
+            rows = with_seed(workspace.project, rows, router)
         how = {"causal": tuned, "machine": recipe.machine, "progress": progress, "seed": recipe.router.seed}
         return train_router(workspace, rows, lineage, router=router, **how)
     settings = {"sft": recipe.sft, "dpo": recipe.dpo, "grpo": recipe.grpo}.get(stage)
@@ -194,7 +196,7 @@ def train_stage(
         return Trained(workspace.artifacts.put(out, manifest), manifest)
 
 
-def _dataset_digest(data: Path) -> str:
+def dataset_digest(data: Path) -> str:
     """The content hash a harvest wrote into its manifest; of a single file, the file's."""
     manifest = data / "manifest.json"
     if manifest.is_file():

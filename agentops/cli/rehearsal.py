@@ -195,9 +195,12 @@ class Rehearsal:
 
     def train(self, steps: int, bar: Bar) -> Trained:
         """Refit the head on the harvested rows and the seed rows; tune the language model for `steps` LoRA steps."""
-        rows = labelled.labelled(self._datasets / "router") + labelled.seed_rows(self.project)
+        rows = labelled.with_seed(self.project, labelled.labelled(self._datasets / "router"))
         causal = replace_steps(self.recipe.causal, steps) if steps and self.recipe.causal else None
-        lineage = {"data": str(self._datasets / "router"), "parent": self.workspace.registry.current(labelled.ROUTER)}
+        lineage = {
+            "data": improve.dataset_digest(self._datasets / "router"),
+            "parent": self.workspace.registry.current(labelled.ROUTER),
+        }
         return improve.train_router(
             self.workspace, rows, lineage, causal=causal, machine=self.recipe.machine, progress=bar
         )
@@ -226,7 +229,7 @@ class Rehearsal:
 
     def release_damaged(self) -> dict[str, Any]:
         """A router whose labels were shuffled in its data, released without a gate: a drill."""
-        rows = labelled.labelled(self._datasets / "router") + labelled.seed_rows(self.project)
+        rows = labelled.with_seed(self.project, labelled.labelled(self._datasets / "router"))
         rng = random.Random(SEED + 2)
         labels = sorted({label for _, label in rows})
         wrong = [(text, rng.choice(labels) if rng.random() < 0.6 else label) for text, label in rows]

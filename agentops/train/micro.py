@@ -21,6 +21,7 @@ def make(
     vocabulary: int = 600,
     hidden: int = 64,
     layers: int = 2,
+    positions: int = 2048,
     seed: int = 0,
 ) -> Path:
     """A Hugging Face folder with a random model and a tokenizer fitted on `texts`.
@@ -31,6 +32,7 @@ def make(
         vocabulary: tokens at most, the 256 bytes and the special tokens included.
         hidden: width; attention heads are 16 wide.
         layers: transformer blocks.
+        positions: tokens the model can see.
         seed: of the weights.
 
     Raises:
@@ -73,7 +75,7 @@ def make(
                 num_hidden_layers=layers,
                 num_attention_heads=hidden // 16,
                 num_key_value_heads=hidden // 16,
-                max_position_embeddings=2048,
+                max_position_embeddings=positions,
                 tie_word_embeddings=True,
                 bos_token_id=None,
                 eos_token_id=tokenizer.eos_token_id,

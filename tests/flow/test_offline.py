@@ -14,7 +14,7 @@ from agentops import improve
 from agentops.errors import HarvestError, ReleaseError, RouteError, TrainError
 from agentops.evaluate import Suite
 from agentops.improve import Trained, ensure_router
-from agentops.labelled import find_suite, labelled, labels_of, seed_rows
+from agentops.labelled import find_suite, labelled, labels_of, seed_rows, with_seed
 from agentops.project import FOLDERS
 from agentops.release import Metrics
 from agentops.runtime import load_router
@@ -155,13 +155,17 @@ def test_every_stage_trains_on_harvested_rows(small: Path, tmp_path: Path) -> No
         asyncio.run(rehearsal.judge(served))
         rows = rehearsal.harvest()
         assert all(count > 0 for count in rows.values()), rows
-        base = make(tmp_path / "micro", [task.text for task in rehearsal.served_tasks])
-        for stage in ("sft", "dpo", "grpo"):
+        episodes = (desk.home / "datasets" / "sft" / "rows.jsonl").read_text().splitlines()
+        base = make(tmp_path / "micro", episodes, vocabulary=4000, positions=8192)
+        for stage in ("sft", "dpo"):
             data = desk.home / "datasets" / stage
             made = improve.train_stage(desk, stage, data, base=base)
             assert isinstance(made, Trained)
             assert made.manifest["data"].startswith("sha256:")
             assert desk.artifacts.path(made.digest).is_dir()
+        # A model that knows nothing writes no plan: every episode ran, was judged, and there was nothing to tell apart.
+        with pytest.raises(TrainError, match="nothing was learned: in 4 groups"):
+            improve.train_stage(desk, "grpo", desk.home / "datasets" / "grpo", base=base)
         with pytest.raises(HarvestError):
             improve.harvest_dataset(desk, "sft", desk.home / "datasets" / "sft", where="service = 'nobody'")
         texts = {text for text, _ in labelled(desk.home / "datasets" / "router")}
@@ -189,3 +193,13 @@ def test_the_demo_runs_the_whole_loop(repo: Path, tmp_path: Path) -> None:
     assert figures["release"]["stage"] == "full"
     assert figures["damaged"]["stage"] == "rolled_back"
     assert figures["gain"] >= 0.10
+
+
+def test_seed_rows_fill_what_few_traces_lack_and_never_contradict_them(desk: Workspace) -> None:
+    seed = seed_rows(desk.project)
+    text, label = seed[0]
+    other = next(one for _, one in seed if one != label)
+    rows = with_seed(desk.project, [(f"  {text.upper()} ", other)])
+    assert len(rows) == len(seed)
+    assert [one for words, one in rows if " ".join(words.split()).casefold() == text.casefold()] == [other]
+    assert {one for _, one in rows} == {one for _, one in seed}
