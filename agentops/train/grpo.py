@@ -10,6 +10,7 @@ by default.
 import asyncio
 import contextlib
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from agentops.types import Dataset, Environment, Task, Trajectory, Verdict
 
 Term = Callable[[Task, Trajectory, Verdict], float | None]
 OWN = ("process", "invalid")  # the terms a pipeline may define; outcome and latency are the verdict's and the clock's
+_LOG = logging.getLogger(__name__)
 ATTEMPTS = 2  # an episode that broke is tried once more in a fresh world before it counts as unscorable
 
 
@@ -257,8 +259,8 @@ class Scorer:
                     verdict = environment.verify(trajectory)
                 if verdict.success is not None:
                     return trajectory, verdict
-            except Exception:  # noqa: BLE001, S112 - whatever broke, the plan is not to blame: unscorable, and counted
-                continue
+            except Exception as error:  # noqa: BLE001 - whatever broke, the plan is not to blame: unscorable, and counted
+                _LOG.warning("an episode of task %s could not be scored: %s: %s", task_id, type(error).__name__, error)
         return None
 
 
