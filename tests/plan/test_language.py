@@ -226,7 +226,7 @@ def test_any_text_is_a_plan_or_a_plan_error(text: str) -> None:
 def test_hostile_texts_take_linear_time(unit: str) -> None:
     for prefix in ("", "a = search(kinds=", 'say "', "a = search(kinds=["):
         text = (prefix + unit * 16_384)[: language.MAX_BYTES]
-        started = time.process_time()  # not wall time: other processes share the cores
+        started = time.thread_time()  # not wall time: others share the cores
         with pytest.raises(PlanError):
             parse(text)
-        assert time.process_time() - started < 0.5
+        assert time.thread_time() - started < 2.0  # quadratic work would take minutes

@@ -103,9 +103,9 @@ def test_nothing_a_customer_types_breaks_it(extract, text) -> None:
 @pytest.mark.parametrize("unit", ["a", "1", "Aa ", "Lamp desk 1 ", "a@b.", "12, ", "SO-", "\u200b", "Am Am 1, ", "€"])
 def test_long_messages_take_milliseconds(extract, unit) -> None:
     extract("warm")
-    began = time.perf_counter()
+    began = time.thread_time()
     extract(unit * (200_000 // len(unit)))
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
 
 
 def test_search_words_leave_courtesies_out(extract) -> None:

@@ -63,6 +63,6 @@ def test_short_pieces_belong_to_their_neighbour() -> None:
 
 def test_hostile_length_is_bounded_work() -> None:
     for text in ("a. " * 400_000, "\n" * 1_000_000, " " * 1_000_000, "also, " * 200_000):
-        started = time.perf_counter()
+        started = time.thread_time()
         pieces(text)
-        assert time.perf_counter() - started < 0.5
+        assert time.thread_time() - started < 0.5
