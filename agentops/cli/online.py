@@ -2,13 +2,14 @@
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from agentops.cli.app import AsJson, ProjectDir, console, errors, printable, show
-from agentops.errors import ConfigError
+from agentops.errors import ConfigError, GateFailed
 from agentops.runtime import Answer, new_request, open_runtime
 from agentops.workspace import Workspace, local_principal, open_workspace
 
@@ -32,9 +33,12 @@ def ask(
         principal = local_principal(workspace, user, tuple(role or ("customer",)))
         answer = asyncio.run(_ask(workspace, new_request(text, principal, session)))
         shown = {"answer": answer.text, **extension(answer)}
+        waits = {one: workspace.approvals.get(one, principal.tenant).approver for one in answer.approvals}
     if note and not as_json:
         errors.print(note, style="dim")
-    show(shown, as_json, _lines(answer))
+    show(shown, as_json, _lines(answer, waits))
+    if answer.status == "error":
+        raise GateFailed(f"the request failed: `agentops traces show {answer.trace_id[:12]}` has the reason")
 
 
 async def _ask(workspace: Workspace, request) -> Answer:
@@ -42,7 +46,7 @@ async def _ask(workspace: Workspace, request) -> Answer:
         return await runtime.ask(request)
 
 
-def _lines(answer: Answer) -> list[str | Text]:
+def _lines(answer: Answer, waits: Mapping[str, str]) -> list[str | Text]:
     routes = " + ".join(f"{r.label} ({r.confidence:.2f}, {r.stage})" for r in answer.routes)
     lines: list[str | Text] = [answer.text, "", _line("route", routes)]
     for result in answer.results:
@@ -50,8 +54,11 @@ def _lines(answer: Answer) -> list[str | Text]:
         why = f"  {result.error}" if result.error else ""
         lines.append(_line("tool", f"{result.tool}  {result.status}  {how}{why}"))
     lines += [
-        _line("waits", f"agentops approvals approve {approval} --as NAME --role finance")
-        for approval in answer.approvals
+        _line(
+            "waits",
+            " ".join([f"agentops approvals approve {one} --as NAME", *(f"--role {r}" for r in role.split("+"))]),
+        )
+        for one, role in waits.items()
     ]
     took = 1000 * (answer.ended_at - answer.started_at)
     return [*lines, _line("trace", f"{answer.trace_id}  {answer.status}  {took:.0f} ms")]
