@@ -18,6 +18,7 @@ from agentops.labelled import find_suite, labelled, labels_of, seed_rows, with_s
 from agentops.project import FOLDERS
 from agentops.release import Metrics
 from agentops.runtime import load_router
+from agentops.trace import import_files
 from agentops.types import OUT_OF_SCOPE, Route, Task
 from agentops.workspace import Workspace
 
@@ -203,3 +204,18 @@ def test_seed_rows_fill_what_few_traces_lack_and_never_contradict_them(desk: Wor
     assert len(rows) == len(seed)
     assert [one for words, one in rows if " ".join(words.split()).casefold() == text.casefold()] == [other]
     assert {one for _, one in rows} == {one for _, one in seed}
+
+
+@pytest.mark.data
+def test_imported_traces_nobody_judged_become_rows_until_somebody_judges_one(
+    open_desk: Callable[[Path], Workspace], data_dir: Path, tmp_path: Path
+) -> None:
+    with open_desk(tmp_path / "home") as desk:
+        import_files(desk.lake, desk.redactor, sorted((data_dir / "otlp").glob("*.pb")))
+        assert improve.harvest_dataset(desk, "sft", tmp_path / "unjudged").rows >= 1
+        with pytest.raises(HarvestError, match="outcome unknown"):
+            improve.harvest_dataset(desk, "sft", tmp_path / "strict", options={"include_undecided": False})
+        import_files(desk.lake, desk.redactor, [data_dir / "tau_airline" / "gpt-4o-airline.json"])
+        made = improve.harvest_dataset(desk, "sft", tmp_path / "judged")
+        assert made.manifest["options"]["include_undecided"] is False
+        assert "import:genai" not in (made.path / "rows.jsonl").read_text()
