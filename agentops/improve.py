@@ -31,7 +31,7 @@ from agentops.models.encoder import load as load_encoder
 from agentops.plan import answer, parse
 from agentops.policy import Approvals, Budgets, identities, principal
 from agentops.project import Definition, Project
-from agentops.release import Controller, Metrics, Replay, ReplayUnit, load_rules, replay
+from agentops.release import OPEN, Controller, Metrics, Replay, ReplayUnit, load_rules, replay
 from agentops.runtime import OWN_LABELS, load_router
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
@@ -406,6 +406,11 @@ def improve(
     one and has "failed": True.
     """
     project = workspace.project
+    release = workspace.registry.release(ROUTER)
+    if release is not None and release.stage in OPEN:  # before anything is trained that could not be released
+        todo = "promote or abort it by hand" if release.stage == "held" else "wait for its decision, or abort it"
+        yield {"step": "release", "summary": f"release {release.id} is open ({release.stage}): {todo}", "failed": True}
+        return
     note = ensure_router(workspace)
     if note:
         yield {"step": "router", "summary": note}

@@ -5,13 +5,14 @@ Invariant: no version serves that was not registered, and nothing moves a releas
 """
 
 from agentops.release.assignment import assign
-from agentops.release.controller import Controller, Ruling
+from agentops.release.controller import OPEN, Controller, Ruling
 from agentops.release.registry import Registry
 from agentops.release.replay import Replay, ReplayUnit, replay
 from agentops.release.rules import Rules, load_rules, problems
 from agentops.release.sessions import Metrics
 
 __all__ = [
+    "OPEN",
     "Controller",
     "Metrics",
     "Registry",

@@ -16,7 +16,7 @@ from agentops.evaluate import Suite
 from agentops.improve import Trained, ensure_router
 from agentops.labelled import find_suite, labelled, labels_of, seed_rows, with_seed
 from agentops.project import FOLDERS
-from agentops.release import Metrics
+from agentops.release import Controller, Metrics, load_rules
 from agentops.runtime import load_router
 from agentops.trace import import_files
 from agentops.types import OUT_OF_SCOPE, Route, Task
@@ -219,3 +219,18 @@ def test_imported_traces_nobody_judged_become_rows_until_somebody_judges_one(
         made = improve.harvest_dataset(desk, "sft", tmp_path / "judged")
         assert made.manifest["options"]["include_undecided"] is False
         assert "import:genai" not in (made.path / "rows.jsonl").read_text()
+
+
+def test_the_loop_does_not_train_while_a_release_is_open(
+    open_desk: Callable[[Path], Workspace], tmp_path: Path
+) -> None:
+    with open_desk(tmp_path) as desk:
+        ensure_router(desk)
+        candidate = improve.train_router(desk, seed_rows(desk.project), {"data": "the same rows, another manifest"})
+        controller = Controller(desk.registry, load_rules(desk.project.policies), desk.clock)
+        controller.start("intent", candidate.digest, by="test", override="a release to be in the way")
+        [step] = improve.improve(desk)
+        assert step["failed"] is True
+        assert "is open (shadow)" in step["summary"]
+        controller.abort("intent", by="test", reason="out of the way")
+        assert next(iter(improve.improve(desk)))["step"] == "harvest"
