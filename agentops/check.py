@@ -72,7 +72,7 @@ def _routers(loaded: Project) -> Iterator[Problem]:
 
 
 def _agent(loaded: Project, name: str, table: dict[str, Any]) -> Iterator[str]:
-    known = ("tools", "scopes", "max_calls", "max_money_cents", "max_seconds", "description")
+    known = ("tools", "scopes", "max_calls", "max_money_cents", "max_seconds", "max_tokens", "description")
     for key in table:
         if key not in known:
             yield f"agent {name!r} has no setting {key!r}; settings: {', '.join(known)}"

@@ -14,6 +14,8 @@ prints it as one sentence without a traceback. `exit_code` 2 is the user's mista
     |- RouteError       router definitions and router data
     |- PlanError        plans that do not parse or name unknown tools
     |- ToolError        raised by a tool: a clean refusal the agent may read; never carries internals
+    |- SandboxError     isolation that is missing, too weak or failed
+    |- MCPError         a server or a client of the Model Context Protocol is not what was agreed
     |- HarvestError     data sets
     |- TrainError       recipes and training runs
     |- EvaluateError    suites and reports
@@ -79,6 +81,14 @@ class PlanError(AgentopsError):
 
 class ToolError(AgentopsError):
     """A tool refuses: wrong state, nothing found, limit reached. The text reaches the model and the customer."""
+
+
+class SandboxError(AgentopsError):
+    """A tool's process cannot be isolated as it must be, or the broker refuses what it asks for."""
+
+
+class MCPError(AgentopsError):
+    """An MCP server cannot be reached, changed its tools, or answers what the protocol does not allow."""
 
 
 class HarvestError(AgentopsError):

@@ -189,6 +189,7 @@ def agent_spec(name: str, table: Mapping[str, Any]) -> AgentSpec:
             max_calls=int(table.get("max_calls", 20)),
             max_money_cents=int(table.get("max_money_cents", 0)),
             max_seconds=float(table.get("max_seconds", 30.0)),
+            max_tokens=int(table.get("max_tokens", 200_000)),
             description=str(table.get("description", "")),
         )
     except (TypeError, ValueError) as error:

@@ -15,6 +15,8 @@ Message = Mapping[str, Any]  # OpenAI chat format: role, content, tool_calls, to
 
 Effect = Literal["read", "write", "money", "egress", "exec"]
 CallStatus = Literal["ok", "error", "timeout", "denied", "pending", "skipped"]
+Level = Literal["none", "landlock", "bubblewrap"]  # how a tool's process is isolated, weakest first
+Source = Literal["request", "trusted", "derived", "untrusted"]  # where an argument's value comes from, best first
 OUT_OF_SCOPE = "out_of_scope"
 
 
@@ -55,6 +57,7 @@ class AgentSpec:
     max_money_cents: int = 0
     max_seconds: float = 30.0
     description: str = ""
+    max_tokens: int = 200_000  # of language models, read and written, in one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Run:
     agent: AgentSpec
     deadline: float  # clock time (Clock.now()) after which no call starts
     trace_id: str = ""
+    request: str = field(default="", repr=False)  # the user's own words: what they name, they asked for
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -112,6 +116,19 @@ class CacheRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Isolation:
+    """That a tool runs in a process of its own without network or environment, and what a broker hands into it."""
+
+    least: Level = "landlock"  # the weakest isolation under which it may run
+    hosts: tuple[str, ...] = ()  # "api.example.com:443": where the broker connects to for it
+    secrets: tuple[str, ...] = ()  # names of the secrets it may ask the broker for
+    files: tuple[str, ...] = ()  # folders it may read, relative to the project's root
+    memory_mb: int = 512
+    processes: int = 16
+    fresh: bool = False  # a new process for every call: for code and files of others
+
+
+@dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool's contract. `digest` covers every other field and the function's source."""
 
@@ -127,6 +144,7 @@ class ToolSpec:
     idempotent: bool = False  # safe to retry with the same idempotency key
     amount_arg: str = ""  # effect "money": the argument that carries minor units
     labels: Labels = Labels()  # of every result
+    isolation: Isolation | None = None  # None: it runs in the gateway's process, on the project's world
     digest: str = ""
 
     def openai(self) -> dict[str, Any]:
@@ -154,6 +172,7 @@ class ToolCall:
     arguments: Mapping[str, Json]
     labels: Labels = Labels()  # joined over everything the arguments were derived from
     idempotency_key: str = ""
+    sources: Mapping[str, Source] = field(default_factory=dict)  # by argument, where the caller knows it
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -28,7 +28,7 @@ from agentops.act.tool import arguments as canonical_arguments
 from agentops.cache import Cache, CacheKey, scope
 from agentops.errors import AgentopsError, AuditError, StoreError, ToolError
 from agentops.graph import Clock
-from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCall, ToolResult
+from agentops.types import CallStatus, Decision, Json, Labels, Level, Run, Tool, ToolCall, ToolResult, ToolSpec
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar, OpenTelemetry and DuckDB
     from agentops.audit import Audit
@@ -58,6 +58,41 @@ class _Failed(Exception):
         self.outcome = outcome
 
 
+class KillSwitch(Protocol):
+    """Implemented by `agentops.policy.KillSwitch`."""
+
+    async def stopped(self, run: Run, spec: ToolSpec) -> str:
+        """Why this call must not begin, as one safe sentence; "" when it may."""
+        ...
+
+
+class DecisionRecords(Protocol):
+    """Implemented by `agentops.policy.DecisionRecords`."""
+
+    def post(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json], decision: Decision) -> None:
+        """Keep a decision with everything it was made on. Never raises and never waits."""
+        ...
+
+
+class Workers(Protocol):
+    """Implemented by `agentops.act.sandbox.Workers`: processes that isolated tools run in."""
+
+    @property
+    def level(self) -> Level:
+        """The isolation this machine achieves."""
+        ...
+
+    async def call(self, tool: Tool, context: Context, arguments: Mapping[str, Json], timeout_s: float) -> Json:
+        """Run an isolated tool in a process of its own; a process that does not answer in time is killed.
+
+        Raises:
+            ToolError: the tool refuses.
+            SandboxError: the isolation that the tool asks for is not to be had, or the process broke.
+            TimeoutError: it took longer than `timeout_s` seconds of real time.
+        """
+        ...
+
+
 class ToolGateway:
     """Implements `types.Gateway`.
 
@@ -72,6 +107,9 @@ class ToolGateway:
         clock: deadlines are measured on it.
         tracing: one `execute_tool` span per call; None: no spans.
         redactor: for texts of errors.
+        kill: stops tools, agents or users at once; None: nothing can be stopped (simulation).
+        decisions: keeps what was decided on, encrypted, so that another policy can be tried on it; None: nothing.
+        workers: runs isolated tools in processes of their own; None: such a tool is refused.
     """
 
     def __init__(
@@ -86,8 +124,13 @@ class ToolGateway:
         clock: Clock,
         tracing: "Tracing | None",
         redactor: "Redactor",
+        *,
+        kill: KillSwitch | None = None,
+        decisions: DecisionRecords | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._tools = dict(tools)
+        self._kill, self._decisions, self._workers = kill, decisions, workers
         self._policy = policy
         self._audit = audit
         self._approvals = approvals

@@ -10,14 +10,14 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentops.errors import ToolError
 from agentops.graph import Clock
-from agentops.types import CacheRule, Effect, Json, Labels, Run, Tool, ToolSpec
+from agentops.types import CacheRule, Effect, Isolation, Json, Labels, Run, Tool, ToolSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -43,6 +43,7 @@ def tool(
     idempotent: bool = False,
     amount: str = "",
     labels: Labels = Labels(),
+    isolation: Isolation | None = None,
     pack: str = "",
 ) -> Callable[[Callable[..., Any]], Tool]:
     """Declare a tool: `async def name(ctx: Context, **typed arguments) -> Json`. The docstring is the description.
@@ -56,6 +57,7 @@ def tool(
         idempotent: the same idempotency key never does the effect twice; reads always are.
         amount: for effect "money", the integer argument in minor units.
         labels: information-flow labels of every result.
+        isolation: that it runs in a process of its own; effect "exec" must.
         pack: owner folder; default: taken from the module, `agentops_project.tools.<pack>`.
 
     Raises:
@@ -74,6 +76,11 @@ def tool(
             raise ValueError(f"tool {name!r} has effect {effect!r}: only reads may be cached")
         if cache is not None and cache.shared and labels.confidentiality in ("personal", "secret"):
             raise ValueError(f"tool {name!r} returns {labels.confidentiality} data: its cache cannot be shared")
+        if effect == "exec" and (isolation is None or not isolation.fresh or isolation.least == "none"):
+            raise ValueError(
+                f"tool {name!r} runs code: declare isolation=Isolation(fresh=True) with least not 'none', so that "
+                "each call gets a confined process of its own"
+            )
         if timeout_s <= 0:
             raise ValueError(f"tool {name!r}: timeout_s = {timeout_s!r} must be above 0")
         model = _model(name, function)
@@ -96,6 +103,7 @@ def tool(
             idempotent=idempotent or effect == "read",
             amount_arg=amount,
             labels=labels,
+            isolation=isolation,
         )
         return Tool(_with_digest(spec, function), function)
 
@@ -166,6 +174,7 @@ def _with_digest(spec: ToolSpec, function: Callable[..., Any]) -> ToolSpec:
         "idempotent": spec.idempotent,
         "amount_arg": spec.amount_arg,
         "labels": [spec.labels.integrity, spec.labels.confidentiality],
+        "isolation": asdict(spec.isolation) if spec.isolation else None,
         "source": source,
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """A small project of its own: six tools, two agents, their policies. Plain values the tests of this folder share."""
 
 from agentops.act.tool import Context, tool
-from agentops.types import AgentSpec, Labels, Principal, Run, ToolCall, ToolSpec
+from agentops.types import AgentSpec, Isolation, Labels, Principal, Run, ToolCall, ToolSpec
 
 
 @tool(effect="read", scopes={"orders:read"}, timeout_s=1, pack="orders", labels=Labels("trusted", "personal"))
@@ -28,7 +28,7 @@ async def send_document(ctx: Context, document_id: str, email: str) -> dict:
     return {}
 
 
-@tool(effect="exec", scopes={"code:run"}, timeout_s=1, pack="code")
+@tool(effect="exec", scopes={"code:run"}, timeout_s=1, pack="code", isolation=Isolation(fresh=True))
 async def run_code(ctx: Context, code: str, share: float = 0.5) -> dict:
     """Run code."""
     return {}
