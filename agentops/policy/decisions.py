@@ -156,12 +156,12 @@ def check_case(
 
 
 def decide_case(case: Case, policies: PolicySet, folder: Path, spec: ToolSpec, agent: AgentSpec) -> Decision:
-    """The decision a case gets. Facts it does not give are those of a first call that has read nothing untrusted.
+    """The decision a case gets. Facts it does not give are those of a first call, whose arguments the user named.
 
     Raises:
         PolicyError: the case names an unknown role or a user that is not allowed.
     """
-    facts = dict(case.facts)
+    facts = {"sources": dict.fromkeys(spec.parameters.get("properties", {}), "request"), **case.facts}
     untrusted = facts.pop("args_untrusted", False) is True
     amount = case.arguments.get(spec.amount_arg, 0) if spec.amount_arg else 0
     first = {"calls_used": 1, "money_used_cents": max(0, amount) if type(amount) is int else 0, "untrusted_seen": False}

@@ -7,18 +7,22 @@ its most restrictive value. Facts are scalars and sets of scalars only, so no ar
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from agentops.errors import PolicyError
 from agentops.policy.schema import cedar_type, is_email
-from agentops.types import Json, ToolCall, ToolSpec
+from agentops.types import Json, Level, Source, ToolCall, ToolSpec
 
 LONG = 2**63 - 1
 MAX_TEXT = 65_536  # characters of one argument
 MAX_ITEMS = 1_000
 _LOCAL = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_GIVEN = {"calls_used": int, "money_used_cents": int, "untrusted_seen": bool}
+_GIVEN = {"calls_used": int, "isolation": str, "money_used_cents": int, "untrusted_seen": bool}
+_LEVELS = get_args(Level)
+_SOURCES = get_args(Source)
 _OTHER_NAMES = {"labels_seen_untrusted": "untrusted_seen"}
+SOURCES = "sources"  # by argument: becomes `context.source`
 APPROVED = "approved"  # bool, or the roles that approved, joined with "+": read by the policy set, not by policies
 
 
@@ -70,19 +74,39 @@ def gateway_facts(call: ToolCall, given: Mapping[str, Json]) -> dict[str, Json]:
         "args_confidentiality": call.labels.confidentiality,
         "args_untrusted": call.labels.integrity == "untrusted",
         "calls_used": LONG,
+        "isolation": "none",
         "money_used_cents": LONG,
         "untrusted_seen": True,
     }
     for key, value in given.items():
-        if key == APPROVED:
+        if key in (APPROVED, SOURCES):
             continue
         name = _OTHER_NAMES.get(key, key)
         if name not in _GIVEN:
-            raise PolicyError(f"fact {key!r} is not known: the gateway's facts are {', '.join((*_GIVEN, APPROVED))}")
+            raise PolicyError(
+                f"fact {key!r} is not known: the gateway's facts are {', '.join((*_GIVEN, APPROVED, SOURCES))}"
+            )
         if type(value) is not _GIVEN[name] or (_GIVEN[name] is int and not 0 <= value <= LONG):
             raise PolicyError(f"fact {key!r} must be of type {_GIVEN[name].__name__} and not negative")
+        if name == "isolation" and value not in _LEVELS:
+            raise PolicyError(f"fact 'isolation' must be one of {', '.join(_LEVELS)}")
         facts[name] = value
     return facts
+
+
+def source_facts(kinds: Mapping[str, Kind], given: Mapping[str, Json]) -> dict[str, Json]:
+    """`context.source`: where each argument of the tool comes from; what is not known comes from outside.
+
+    Raises:
+        PolicyError: a source that does not exist, or of an argument the tool does not have.
+    """
+    sources = given.get(SOURCES, {})
+    if not isinstance(sources, Mapping) or not set(sources) <= set(kinds):
+        raise PolicyError("fact 'sources' must name arguments of the tool")
+    for name, source in sources.items():
+        if source not in _SOURCES:
+            raise PolicyError(f"the source of {name!r} must be one of {', '.join(_SOURCES)}")
+    return {name: sources.get(name, "untrusted") for name in kinds}
 
 
 def granted_roles(given: Mapping[str, Json]) -> frozenset[str] | None:

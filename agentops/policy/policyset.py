@@ -16,7 +16,7 @@ import cedarpy
 
 from agentops.errors import PolicyError
 from agentops.policy.cedar import Policy, read_policies
-from agentops.policy.facts import argument_facts, argument_kinds, gateway_facts, granted_roles
+from agentops.policy.facts import argument_facts, argument_kinds, gateway_facts, granted_roles, source_facts
 from agentops.policy.schema import generate_schema
 from agentops.types import AgentSpec, Decision, Json, Principal, Run, ToolCall, ToolSpec
 
@@ -69,8 +69,9 @@ class PolicySet:
             run: who asks, through which agent.
             call: canonical arguments; the tool must later receive exactly these.
             spec: the tool's contract, which must be the one the policies were loaded with.
-            facts: `calls_used`, `money_used_cents` (this call and those in flight included), `untrusted_seen`, and
-                `approved`: true, or the approving roles joined with "+". A missing one is taken at its worst.
+            facts: `calls_used`, `money_used_cents` (this call and those in flight included), `untrusted_seen`,
+                `isolation`, `sources` by argument, and `approved`: true, or the approving roles joined with "+".
+                A missing one is taken at its worst.
         """
         try:
             return self._decide(run, call, spec, facts)
@@ -94,6 +95,7 @@ class PolicySet:
             "context": {
                 "args": argument_facts(self._kinds[spec.name], call.arguments),
                 "g": gateway_facts(call, facts),
+                "source": source_facts(self._kinds[spec.name], facts),
             },
         }
         entities = self._entities(run.principal, run.agent)

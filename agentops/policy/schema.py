@@ -4,7 +4,8 @@ Invariant: the schema is a function of the manifests: equal manifests give equal
 argument, agent or fact that does not exist fails strict validation. It decides nothing.
 
 Principal = the run (who asks, through which agent). Action = the tool, in the group of its effect. Resource = the tool
-as an entity with attributes. `context.args` = facts of the arguments, `context.g` = what the gateway counted and saw.
+as an entity with attributes. `context.args` = facts of the arguments, `context.source` = where each argument comes from
+(request | trusted | derived | untrusted), `context.g` = what the gateway counted and saw.
 """
 
 import json
@@ -41,8 +42,9 @@ FACTS = {
     "args_confidentiality": "String",  # public | internal | personal | secret
     "args_untrusted": "Bool",  # an argument was derived from untrusted content
     "calls_used": "Long",  # by this run, this call and those in flight included
+    "isolation": "String",  # none | landlock | bubblewrap: what the tool will run in
     "money_used_cents": "Long",  # the same for money
-    "untrusted_seen": "Bool",  # the run has read untrusted content
+    "untrusted_seen": "Bool",  # the conversation has read untrusted content
 }
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _RESERVED = frozenset(["in", "is", "has", "like", "if", "then", "else", "true", "false"])
@@ -68,11 +70,13 @@ def generate_schema(tools: Mapping[str, ToolSpec], agents: Mapping[str, AgentSpe
         if name in EFFECTS:
             raise PolicyError(f"tool {name!r} has the name of an effect ({', '.join(EFFECTS)}): rename it")
         args = _record(argument_types(spec), 2)
+        sources = dict.fromkeys(spec.parameters.get("properties", {}), "String")
         parts.append(
             f'action {_quoted(name)} in [Action::"{spec.effect}"] appliesTo {{\n'
             "  principal: [Run],\n"
             "  resource: [Tool],\n"
-            f"  context: {{\n    args: {args},\n    g: {_record(FACTS, 2)}\n  }}\n}};\n"
+            f"  context: {{\n    args: {args},\n    g: {_record(FACTS, 2)},\n"
+            f"    source: {_record(sources, 2)}\n  }}\n}};\n"
         )
     return "\n".join(parts)
 
