@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from agentops.errors import StoreError
 from agentops.types import Decision, Json, Run, ToolCall, ToolSpec
 
 if TYPE_CHECKING:  # built by the conductors
@@ -34,11 +35,14 @@ def decided(
 
     Raises:
         AuditError: the arguments have no canonical form.
+        StoreError: the subjects' keys cannot be used.
     """
+    tenant, user = run.principal.tenant, run.principal.user
     return {
         "type": kind,
-        "tenant": run.principal.tenant,
-        "user": audit.digest(run.principal.user),
+        "tenant": tenant,
+        "subject": audit.subject(tenant, user),
+        "user": audit.digest(user, tenant, user),
         "agent": run.agent.name,
         "run": run.id,
         "trace": run.trace_id,
@@ -47,7 +51,7 @@ def decided(
         "tool": call.tool,
         "tool_digest": spec.digest,
         "effect": spec.effect,
-        "arguments": audit.digest(dict(call.arguments)),
+        "arguments": audit.digest(dict(call.arguments), tenant, user),
         "decision": decision.effect,
         "policies": list(decision.policies),
         "policy": decision.policy_digest,
@@ -56,9 +60,20 @@ def decided(
 
 
 def ended(audit: "Audit", run: Run, call: ToolCall, status: str, cached: bool, result: bytes) -> dict[str, Json]:
-    """The record of how a call ended; `result` is its JSON, empty when there is none."""
+    """The record of how a call ended; `result` is its JSON, empty when there is none.
+
+    Never raises: what was done is recorded also while the subjects' keys cannot be read, then without the digest.
+    """
+    tenant, user = run.principal.tenant, run.principal.user
+    try:
+        subject = audit.subject(tenant, user)
+        shown = audit.digest(hashlib.sha256(result).hexdigest(), tenant, user) if result else ""
+    except StoreError:
+        subject, shown = "", "unknown"
     return {
         "type": "tool.outcome",
+        "tenant": tenant,
+        "subject": subject,
         "run": run.id,
         "trace": run.trace_id,
         "call": call.id,
@@ -66,7 +81,7 @@ def ended(audit: "Audit", run: Run, call: ToolCall, status: str, cached: bool, r
         "tool": call.tool,
         "status": status,
         "cached": cached,
-        "result": audit.digest(hashlib.sha256(result).hexdigest()) if result else "",
+        "result": shown,
     }
 
 

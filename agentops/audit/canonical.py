@@ -42,17 +42,17 @@ def digest(value: Json) -> str:
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
 
 
-def digest_value(salt: bytes, value: Json) -> str:
-    """`hmac-sha256:…` of `value` under a secret salt: what a log may hold of a personal value.
+def digest_value(key: bytes, value: Json) -> str:
+    """`hmac-sha256:…` of `value` under a secret key: what a log may hold of a personal value.
 
-    Equal values give equal digests under one salt; without the salt a short value cannot be found by trying all.
+    Equal values give equal digests under one key; without the key a short value cannot be found by trying all.
 
     Raises:
-        AuditError: as `canonical`, or the salt has fewer than 16 bytes.
+        AuditError: as `canonical`, or the key has fewer than 16 bytes.
     """
-    if len(salt) < 16:
-        raise AuditError(f"the salt has {len(salt)} bytes: use at least 16 random ones")
-    return "hmac-sha256:" + hmac.new(salt, canonical(value), hashlib.sha256).hexdigest()
+    if len(key) < 16:
+        raise AuditError(f"the key has {len(key)} bytes: use at least 16 random ones")
+    return "hmac-sha256:" + hmac.digest(key, canonical(value), "sha256").hex()
 
 
 def _plain(value: Json, depth: int) -> bool:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from agentops.audit import frames, logfile, notes
 from agentops.audit.canonical import canonical, digest_value
+from agentops.audit.subjects import SubjectKeys
 from agentops.errors import AuditError
 from agentops.graph import Clock, RealClock
 from agentops.types import Json
@@ -26,6 +27,7 @@ BATCH = 1024  # records of one flush
 CHECKPOINT_RECORDS = 4096
 CHECKPOINT_SECONDS = 5.0
 BACKLOG = 100_000  # records posted but not flushed before `post` refuses
+_SIMULATED = b"agentops simulation"
 _ORIGIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -44,8 +46,12 @@ class Audit(Protocol):
         """Record without waiting: durable with the next flush, before any later `append` returns."""
         ...
 
-    def digest(self, value: Json) -> str:
-        """Salted digest that stands for a personal value in a record."""
+    def subject(self, tenant: str, user: str) -> str:
+        """Random id that stands for a person in a record, until their key is erased."""
+        ...
+
+    def digest(self, value: Json, tenant: str, user: str) -> str:
+        """Digest that stands for a value of this person in a record, under their own key."""
         ...
 
 
@@ -71,11 +77,11 @@ class AuditLog:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._key = notes.load_or_create_key(folder)
-            self._salt = notes.load_or_create_salt(folder)
         except OSError as error:
             raise AuditError(f"the audit folder {str(folder)!r} cannot be used: {error.strerror}") from None
         self.folder = folder
         self.origin = origin
+        self.subjects = SubjectKeys(folder / "subjects.db")
         self._clock = clock
         self._pid = os.getpid()
         self._file = logfile.acquire(folder, origin, self._key)
@@ -114,9 +120,37 @@ class AuditLog:
             raise AuditError(f"{BACKLOG} audit records wait for the disk: slow down or wait for `append`")
         self._put(record, None)
 
-    def digest(self, value: Json) -> str:
-        """Salted digest of a personal value; the salt lies in the folder, mode 0600."""
-        return digest_value(self._salt, value)
+    def subject(self, tenant: str, user: str) -> str:
+        """The person's public id (`SubjectKeys`).
+
+        Raises:
+            StoreError: the subjects' keys cannot be used.
+        """
+        return self.subjects.subject(tenant, user).id
+
+    def digest(self, value: Json, tenant: str, user: str) -> str:
+        """Keyed digest of a value of this person; meaningless once their key is erased.
+
+        Raises:
+            AuditError: the value has no canonical form.
+            StoreError: the subjects' keys cannot be used.
+        """
+        return digest_value(self.subjects.subject(tenant, user).key, value)
+
+    def erase(self, tenant: str, user: str) -> str:
+        """Erase the person's key for good and record that, by their id alone.
+
+        Returns:
+            the id; "" when there was no key.
+
+        Raises:
+            AuditError: the erasure cannot be recorded.
+            StoreError: the key cannot be erased: try again.
+        """
+        id = self.subjects.erase(tenant, user)
+        if id:
+            self.append_now({"type": "subject.erased", "tenant": tenant, "subject": id})
+        return id
 
     def checkpoint(self) -> None:
         """Sign the present state; returns when the checkpoint is on disk.
@@ -143,6 +177,7 @@ class AuditLog:
             self._closing = True
             self._wake.notify()
         self._thread.join()
+        self.subjects.close()
         atexit.unregister(self.close)
         if self._trouble:
             raise AuditError(self._trouble)
@@ -268,9 +303,13 @@ class MemoryAudit:
         """Keep the record."""
         self.append_now(record)
 
-    def digest(self, value: Json) -> str:
-        """Digest under a fixed salt: simulated values are nobody's."""
-        return digest_value(b"agentops simulation", value)
+    def subject(self, tenant: str, user: str) -> str:
+        """The same id in every process: simulated people are nobody."""
+        return digest_value(_SIMULATED, [tenant, user])[-32:]
+
+    def digest(self, value: Json, tenant: str, user: str) -> str:
+        """Digest under a fixed key."""
+        return digest_value(_SIMULATED, [tenant, user, value])
 
 
 def _settle(waiters: Sequence[tuple[Waiter, int]], error: AuditError | None) -> None:

@@ -148,16 +148,6 @@ def load_public_key(folder: Path) -> bytes:
     return public
 
 
-def load_or_create_salt(folder: Path) -> bytes:
-    """32 secret bytes in `folder`/salt (mode 0600): the salt of digests in this folder's records."""
-    path = folder / "salt"
-    create_once(path, secrets.token_bytes(32), 0o600)
-    salt = path.read_bytes()
-    if len(salt) != 32:
-        raise AuditError(f"the audit salt {str(path)!r} is damaged: it must be 32 bytes; restore it from a backup")
-    return salt
-
-
 def create_once(path: Path, content: bytes, mode: int) -> None:
     """Write a new file durably and atomically; of several processes the first wins and the others change nothing."""
     if path.exists():

@@ -1,4 +1,4 @@
-"""One secret key per (tenant, user): what personal values in records are digested and sealed under, and how to erase it.
+"""One secret key per (tenant, user): what personal values in records are digested and sealed under, until it is erased.
 
 Invariant: once `erase` has returned, the key and the link from the person to their public id are in no file of this
 store, and no process uses them later than `ERASED_WITHIN_S` afterwards. Records keep the random id and digests that

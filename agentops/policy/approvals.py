@@ -221,20 +221,27 @@ class Approvals:
 
 
 def approval_record(approval: Approval, kind: str, audit: Audit) -> dict[str, Json]:
-    """An audit record of an approval: digests where the values are personal."""
+    """An audit record of an approval: digests where the values are personal, under the key of whose they are.
+
+    Raises:
+        StoreError: the subjects' keys cannot be used.
+    """
+    tenant, asked, decided = approval.tenant, approval.user, approval.decided_by
     return {
         "type": kind,
         "approval": approval.id,
         "status": approval.status,
         "tool": approval.tool,
         "tool_digest": approval.tool_digest,
-        "arguments": audit.digest(dict(approval.arguments)),
+        "arguments": audit.digest(dict(approval.arguments), tenant, asked),
         "policy": approval.policy_digest,
         "policies": list(approval.policies),
-        "tenant": approval.tenant,
-        "user": audit.digest(approval.user),
-        "decided_by": audit.digest(approval.decided_by),
-        "decision_reason": audit.digest(approval.decision_reason),
+        "tenant": tenant,
+        "subject": audit.subject(tenant, asked),
+        "user": audit.digest(asked, tenant, asked),
+        "decider": audit.subject(tenant, decided) if decided else "",
+        "decided_by": audit.digest(decided, tenant, decided) if decided else "",
+        "decision_reason": audit.digest(approval.decision_reason, tenant, asked),
         "run": approval.run,
         "trace": approval.trace_id,
         "call": approval.call_id,

@@ -231,8 +231,7 @@ async def test_a_cancelled_caller_hurts_nobody(tmp_path: Path) -> None:
 
 def test_keys_are_private_and_refused_when_they_are_not(tmp_path: Path) -> None:
     AuditLog(tmp_path / "audit", "desk").close()
-    for name in ("key", "salt"):
-        assert stat.S_IMODE((tmp_path / "audit" / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "audit" / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o700
     (tmp_path / "audit" / "key").chmod(0o644)
     with pytest.raises(AuditError, match="chmod 600"):
@@ -337,7 +336,9 @@ def test_memory_audit_demands_the_same_form() -> None:
     assert [record["number"] for record in audit.records] == [1, 2, 3]
     with pytest.raises(AuditError):
         audit.append_now({"x": float("inf")})
-    assert audit.digest("a") == MemoryAudit().digest("a")
+    assert audit.digest("a", "t", "u") == MemoryAudit().digest("a", "t", "u")
+    assert audit.digest("a", "t", "u") != audit.digest("a", "t", "v")
+    assert audit.subject("t", "u") == MemoryAudit().subject("t", "u") != audit.subject("t", "v")
 
 
 def test_a_fork_does_not_write_into_its_parents_log(tmp_path: Path) -> None:
