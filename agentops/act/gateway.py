@@ -201,7 +201,7 @@ class ToolGateway:
                 spent = False
                 raise
             finally:
-                self._settle(reservation, spent)
+                self._settle(reservation, spent, self._clock.now() - started)
         except _Refused as refused:
             outcome = Outcome(refused.status, error=refused.error)
             decision, approval_id = refused.decision or decision, refused.approval_id
@@ -257,6 +257,8 @@ class ToolGateway:
         return tool, replace(call, arguments=given, idempotency_key=key)
 
     def _reserve(self, run: Run, tool: Tool, call: ToolCall) -> "Reservation":
+        from agentops.policy.budgets import Refused  # loaded by whoever built the budgets
+
         if run.deadline <= self._clock.now():
             raise _Refused("timeout", f"{call.tool}: the time for this request is over")
         money = call.arguments[tool.spec.amount_arg] if tool.spec.effect == "money" else 0
@@ -264,11 +266,12 @@ class ToolGateway:
             raise _Refused(
                 "denied", f"{call.tool}: {tool.spec.amount_arg} must be a whole number, not negative, below 2^53"
             )
-        reservation = self._budgets.reserve(run, 1, money)
-        if reservation is None:
-            self._post(self._record(run, tool, call, "tool.decision", Decision("deny", "", ("budget",))))
-            raise _Refused("denied", f"{call.tool}: the limit of calls or money for this request or day is reached")
-        return reservation
+        reserved = self._budgets.reserve(run, 1, money, effect=tool.spec.effect)
+        if isinstance(reserved, Refused):
+            decision = Decision("deny", reserved.reason, (f"budget:{reserved.owner}:{reserved.kind}",))
+            self._post(self._record(run, tool, call, "tool.decision", decision))
+            raise _Refused("denied", f"{call.tool}: {reserved.reason}")
+        return reserved
 
     # ---------------------------------------------------------------- the decision
 
@@ -385,9 +388,9 @@ class ToolGateway:
         except AuditError as error:
             _LOG.error("the audit record %s was not written: %s", record["type"], error)
 
-    def _settle(self, reservation: "Reservation", spent: bool) -> None:
+    def _settle(self, reservation: "Reservation", spent: bool, seconds: float) -> None:
         try:
-            self._budgets.settle(reservation, spent)
+            self._budgets.settle(reservation, spent, milliseconds=int(seconds * 1000))
         except AgentopsError as error:
             _LOG.warning("a reservation stays counted as spent: %s", error)
 

@@ -5,21 +5,27 @@ approval is used once and only for the call it was given for; reservations never
 """
 
 from agentops.policy.approvals import Approval, Approvals, approval_record
-from agentops.policy.budgets import Budgets, Reservation
+from agentops.policy.budgets import Budgets, Refused, Reservation, TokenMeter
 from agentops.policy.decisions import policy_problems, write_schema
-from agentops.policy.identity import ApiKeys, DailyLimits, Identities, identities, principal
+from agentops.policy.identity import Identities, identities, principal
+from agentops.policy.keys import ApiKeys
+from agentops.policy.limits import UNLIMITED, DailyLimits, Limits
 from agentops.policy.policyset import PolicySet
 from agentops.policy.schema import generate_schema
 
 __all__ = [
+    "UNLIMITED",
     "ApiKeys",
     "Approval",
     "Approvals",
     "Budgets",
     "DailyLimits",
     "Identities",
+    "Limits",
     "PolicySet",
+    "Refused",
     "Reservation",
+    "TokenMeter",
     "approval_record",
     "generate_schema",
     "identities",

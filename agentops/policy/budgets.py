@@ -1,225 +1,400 @@
-"""Budgets: tool calls and money, per run and per user and day, reserved before anything is decided.
+"""Budgets: calls, money, model tokens and busy time, per run, user and tenant, reserved before anything is decided.
 
-Invariant: what is reserved in all processes together never exceeds a limit; calls in flight count. A crash leaves its
-reservations counted, never forgotten. Cedar is stateless: three concurrent refunds would each pass a limit alone.
+Invariant: what is reserved in all processes together never exceeds a limit of calls, money or tokens; calls in flight
+count. A crash leaves its reservations counted, never forgotten. Cedar is stateless: three concurrent refunds would each
+pass a limit alone. Two things are charged when they are known, and refuse the next call once they are over: tokens
+beyond what was reserved, and busy time (a crash forgets at most `CHARGE_MS` of it a user). One thing may go over: reads
+in the first `OUTAGE_S` without the shared state, at most `LENT` a user and process, charged when it is back.
 
-Money is reserved exactly, one atomic update per reservation. Calls are leased from the shared state in blocks
+Money and tokens are reserved exactly, one atomic update per account. Calls are leased from the shared state in blocks
 that grow with use (1, 2, 4 … 64 of a user's day), so that most calls touch no disk; at the very edge of a limit a
 process may be refused what another has leased and not used. It knows no policy and no price.
 """
 
 import hashlib
 import itertools
+import logging
+import math
 import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import orjson
 
 from agentops.audit import canonical
 from agentops.errors import PolicyError, StoreError
 from agentops.graph import Clock, RealClock
-from agentops.policy.identity import DailyLimits
+from agentops.policy.limits import NO_LIMIT, UNLIMITED, DailyLimits, Limits
 from agentops.store import State
-from agentops.types import Run
+from agentops.types import Effect, Run
 
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 LEASE = 64  # calls at most in one lease
 RUN_LEASE = 4  # calls leased beside the first of a run: most requests need no more, and a crash wastes few
+LENT = 64  # reads of one user that this process lets through without a lease while the state is unreachable
+OUTAGE_S = 30.0  # for so long after the first failure
+CHARGE_MS = 5_000  # busy time that may wait to be charged until the account is written for another reason
 GRACE_S = 60.0  # a run's counters outlive its deadline by this much; no call starts after it
-KEEP_MONEY_S = 25 * 3600.0  # counters of a run that moved money: as long as an approval can resume it
+KEEP_S = 25 * 3600.0  # counters of a run that moved money or used tokens: as long as an approval can resume it
 SLOTS = 4096  # runs share this many keys, so that finished runs leave nothing behind
-POOLS = 20_000  # runs and users whose leases are kept in memory
+POOLS = 20_000  # runs, users and tenants whose leases are kept in memory
 ATTEMPTS = 200
+
+CALLS, MONEY, TOKENS, TIME = range(4)  # places in what an account counts; time in milliseconds
+_KINDS = ("calls", "money", "tokens", "time")
+_OWNERS = {"run": "this request", "user": "this user and day", "tenant": "this tenant and day"}
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Calls and money set aside for one call. Settle it exactly once; unsettled, it stays spent."""
+    """What is set aside for one call. Settle it exactly once; unsettled, it stays spent."""
 
     id: int
     run_id: str
     calls: int
     money_cents: int
+    tokens: int
     day: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Which limit stands in the way."""
+
+    owner: str  # "run", "user" or "tenant"
+    kind: str  # "calls", "money", "tokens" or "time"
+
+    @property
+    def reason(self) -> str:
+        """A sentence's half, safe to show."""
+        return f"the limit of {self.kind} for {_OWNERS[self.owner]} is reached"
+
+
+class _Unreachable(StoreError):
+    """The state did not answer; unlike a damaged counter, which it answers with."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """One counter pair in the state, and what this process holds of it."""
+    """What the state counts under one key and entry, and what this process holds of it."""
 
     key: str
-    field: str  # entry inside the key's value
-    day: str = ""  # users: the day it counts
+    entry: str  # inside the key's value
+    owner: str
+    limits: tuple[int, int, int, int]
+    day: str = ""  # users and tenants: the day it counts
     left: int = 0  # leased calls not handed out yet
     block: int = 1  # size of the last lease
-    calls: int = 0  # counted in the state when it was last read, leases included
-    money: int = 0
+    counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # when last read, leases included
+    owed: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # used, and not counted in the state yet
     until: float = 0.0  # runs: when the entry may be pruned
     stored_until: float = 0.0  # runs: the same as the state knows it
+
+    def full(self, want: tuple[int, int, int, int]) -> Refused | None:
+        """The limit that `want` would pass, as far as it is known here."""
+        for kind, (counted, owed, wanted, limit) in enumerate(
+            zip(self.counted, self.owed, want, self.limits, strict=True)
+        ):
+            if counted + owed + wanted > limit or (kind == TIME and counted + owed >= limit):
+                return Refused(self.owner, _KINDS[kind])
+        return None
 
 
 class Budgets:
     """Reserve, settle, ask. Thread-safe; any number of processes share one `State`."""
 
-    def __init__(self, state: State, clock: Clock = RealClock(), limits: DailyLimits = DailyLimits()) -> None:
+    def __init__(self, state: State, clock: Clock = RealClock(), limits: Limits = Limits()) -> None:
         self._state = state
         self._clock = clock
         self._limits = limits
         self._lock = threading.RLock()
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()
-        self._open: dict[int, tuple[_Account, _Account]] = {}
+        self._open: dict[int, tuple[_Account, ...]] = {}
         self._numbers = itertools.count(1)
+        self._failing_since: float | None = -math.inf  # None: the state answered last time; it never did yet
 
-    def reserve(self, run: Run, calls: int, money_cents: int) -> Reservation | None:
-        """Set calls and money aside, or None when a limit of the run's agent or of the user's day would be passed.
+    def reserve(
+        self, run: Run, calls: int, money_cents: int, tokens: int = 0, effect: Effect = "write"
+    ) -> Reservation | Refused:
+        """Set amounts aside, or say which limit of the run's agent, the user's or the tenant's day would be passed.
+
+        Args:
+            run: who asks, through which agent.
+            calls: of tools, 0 for a model's call.
+            money_cents: exactly what the call may move.
+            tokens: of a language model, as estimated; `settle` is told what was used.
+            effect: of the tool; a "read" goes on without the shared state for a while.
 
         Raises:
             PolicyError: a negative or fractional amount.
-            StoreError: the shared state cannot answer: nothing is reserved.
+            StoreError: the shared state cannot answer: nothing is reserved, try again later.
         """
-        for name, value in (("calls", calls), ("money_cents", money_cents)):
-            if type(value) is not int or not 0 <= value < 2**53:
+        for name, value in (("calls", calls), ("money_cents", money_cents), ("tokens", tokens)):
+            if type(value) is not int or not 0 <= value <= NO_LIMIT:
                 raise PolicyError(f"{name} = {value!r} cannot be reserved: it is a whole number, not negative")
         now = self._clock.now()
         if now > run.deadline + GRACE_S:
-            return None
+            return Refused("run", _KINDS[TIME])
         day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+        want = (calls, money_cents, tokens, 0)
         with self._lock:
-            of_run, of_user = self._run_account(run), self._user_account(run, day)
-            if not self._take(of_run, run.agent.max_calls, run.agent.max_money_cents, calls, money_cents, now):
-                return None
+            accounts = self._accounts_of(run, day)
             try:
-                fits = self._take(of_user, self._limits.calls, self._limits.money_cents, calls, money_cents, now)
-            except BaseException:
-                self._give(of_run, calls, money_cents, now)
-                raise
-            if not fits:
-                self._give(of_run, calls, money_cents, now)
-                return None
-            reservation = Reservation(next(self._numbers), run.id, calls, money_cents, day)
-            self._open[reservation.id] = (of_run, of_user)
+                refused = self._take_all(accounts, want, now)
+            except _Unreachable:
+                if effect != "read" or money_cents or tokens:
+                    raise
+                refused = self._lend(accounts, want, now)
+            if refused is not None:
+                return refused
+            reservation = Reservation(next(self._numbers), run.id, calls, money_cents, tokens, day)
+            self._open[reservation.id] = accounts
             return reservation
 
-    def settle(self, reservation: Reservation, spent: bool) -> None:
-        """Close a reservation: `spent` keeps it counted, otherwise calls and money go back. Once; then nothing."""
+    def settle(self, reservation: Reservation, spent: bool, tokens: int | None = None, milliseconds: int = 0) -> None:
+        """Close a reservation. Once; then nothing.
+
+        Args:
+            reservation: what `reserve` gave.
+            spent: True keeps calls and money counted; otherwise they go back.
+            tokens: what was used, more or less than was reserved; None: what was reserved if `spent`, else none.
+            milliseconds: how long the tool or model was busy; charged in either case.
+
+        Raises:
+            StoreError: the shared state cannot answer: what should have gone back stays counted.
+        """
         with self._lock:
-            accounts = self._open.pop(reservation.id, None)
-            if accounts is None or spent:
-                return
+            accounts = self._open.pop(reservation.id, ())
+            accounts = tuple(one for one in accounts if one.day in ("", reservation.day))  # yesterday's are gone
+            used = (reservation.tokens if spent else 0) if tokens is None else tokens
+            back = (0, 0 if spent else -reservation.money_cents, min(0, used - reservation.tokens), 0)
+            for account in accounts:
+                account.left += 0 if spent else reservation.calls
+                account.owed[TOKENS] += max(0, used - reservation.tokens)
+                account.owed[TIME] += max(0, milliseconds) if account.day else 0  # a run's time is its deadline
             now = self._clock.now()
-            of_run, of_user = accounts
-            self._give(of_run, reservation.calls, reservation.money_cents, now)
-            if of_user.day == reservation.day:  # yesterday's counters are gone
-                self._give(of_user, reservation.calls, reservation.money_cents, now)
+            for account in accounts:
+                due = account.owed[TIME] >= min(CHARGE_MS, max(1, account.limits[TIME] // 10))
+                if any(back) or account.owed[TOKENS] or due:
+                    self._update(account, back, now)
 
     def used(self, run: Run) -> tuple[int, int]:
         """Calls and cents this run has used or reserved, as this process last saw them."""
         with self._lock:
             account = self._run_account(run)
-            if not account.calls and not account.money:
+            if not any(account.counted) and not any(account.owed):
                 self._read(account, self._entries(account)[0])
-            return account.calls - account.left, account.money
+            return account.counted[CALLS] + account.owed[CALLS] - account.left, account.counted[MONEY]
 
     def close(self) -> None:
-        """Give leased calls that were not used back to the day's budget of their users."""
+        """Charge what is owed and give leased calls that were not used back to the day's budgets."""
         with self._lock:
-            for account in self._accounts.values():
-                if account.day and account.left:
-                    self._update(account, -account.left, 0, self._clock.now())
-                    account.left = 0
+            try:
+                for account in self._accounts.values():
+                    self._part(account)
+            except StoreError as error:
+                _LOG.warning("leased calls stay counted, and busy time of the last seconds does not: %s", error)
 
-    def _take(self, account: _Account, max_calls: int, max_money: int, calls: int, money: int, now: float) -> bool:
-        if not money and account.left >= calls and account.until <= account.stored_until:
+    # ---------------------------------------------------------------- taking
+
+    def _take_all(self, accounts: tuple[_Account, ...], want: tuple[int, int, int, int], now: float) -> Refused | None:
+        taken: list[_Account] = []
+        try:
+            for account in accounts:
+                refused = self._take(account, want, now)
+                if refused is not None:
+                    self._give(taken, want, now)
+                    return refused
+                taken.append(account)
+        except BaseException:
+            self._give(taken, want, now)
+            raise
+        return None
+
+    def _take(self, account: _Account, want: tuple[int, int, int, int], now: float) -> Refused | None:
+        calls, money, tokens, _ = want
+        leased = not money and not tokens and account.left >= calls and account.until <= account.stored_until
+        if leased and account.full((0, 0, 0, 0)) is None:
             account.left -= calls
-            return True
+            return None
         for attempt in range(ATTEMPTS):
             entries, version = self._entries(account)
             self._read(account, entries)
             need = max(0, calls - account.left)
-            if account.calls + need > max_calls or account.money + money > max_money:
-                return False
-            spare = min(account.block, (max_calls - account.calls - need) // 2) if need else 0
-            if self._write(account, entries, version, need + spare, money, now):
+            refused = account.full((need, money, tokens, 0))
+            if refused is not None:
+                return refused
+            free = account.limits[CALLS] - account.counted[CALLS] - account.owed[CALLS] - need
+            spare = min(account.block, free // 2) if need else 0
+            if self._write(account, entries, version, (need + spare, money, tokens, 0), now):
                 account.left += need + spare - calls
                 account.block = min(LEASE, account.block * 2)
-                return True
+                return None
             _back_off(attempt)
         raise StoreError(f"a budget was changed by others {ATTEMPTS} times in a row: try again")
 
-    def _give(self, account: _Account, calls: int, money: int, now: float) -> None:
-        account.left += calls
-        if money:
-            self._update(account, 0, -money, now)
+    def _lend(self, accounts: tuple[_Account, ...], want: tuple[int, int, int, int], now: float) -> Refused | None:
+        """Let a read through without the state: leases first, then on credit."""
+        needs = [max(0, want[CALLS] - account.left) for account in accounts]
+        for account, need in zip(accounts, needs, strict=True):
+            refused = account.full((need, 0, 0, 0))
+            if refused is not None:
+                return refused
+            if account.owner == "user" and account.owed[CALLS] + need > LENT:
+                raise StoreError("the shared state does not answer, and reads without it are used up: try again later")
+        if self._failing_since is not None and now - self._failing_since > OUTAGE_S:
+            raise StoreError(f"the shared state has not answered for {OUTAGE_S:g} s: try again later")
+        for account, need in zip(accounts, needs, strict=True):
+            account.owed[CALLS] += need
+            account.left -= want[CALLS] - need
+        return None
 
-    def _update(self, account: _Account, calls: int, money: int, now: float) -> None:
+    def _give(self, accounts: list[_Account], want: tuple[int, int, int, int], now: float) -> None:
+        """Undo `_take`. What the state cannot be told stays counted there."""
+        for account in accounts:
+            account.left += want[CALLS]
+        for account in accounts:
+            if want[MONEY] or want[TOKENS]:
+                self._update(account, (0, -want[MONEY], -want[TOKENS], 0), now)
+
+    # ---------------------------------------------------------------- the state
+
+    def _part(self, account: _Account) -> None:
+        """Charge what is owed; a day's account also gets its lease back. A run's lease ends with the run."""
+        lease = account.left if account.day else 0
+        if lease or any(account.owed):
+            self._update(account, (-lease, 0, 0, 0), self._clock.now())
+            account.left -= lease
+
+    def _update(self, account: _Account, change: tuple[int, int, int, int], now: float) -> None:
         for attempt in range(ATTEMPTS):
             entries, version = self._entries(account)
             self._read(account, entries)
-            if self._write(account, entries, version, calls, money, now):
+            if self._write(account, entries, version, change, now):
                 return
             _back_off(attempt)
         raise StoreError(f"a budget was changed by others {ATTEMPTS} times in a row: try again")
 
     def _entries(self, account: _Account) -> tuple[dict[str, list[float]], int]:
-        found = self._state.get(account.key)
+        found = self._asked(lambda: self._state.get(account.key))
         return ({}, 0) if found is None else (_decoded(found[0]), found[1])
 
     def _read(self, account: _Account, entries: Mapping[str, list[float]]) -> None:
-        if account.field not in entries:
+        if account.entry not in entries:
             account.left = 0  # new, or pruned meanwhile: a lease the state knows nothing of is void
-        calls, money, account.stored_until = entries.get(account.field, [0, 0, 0])
-        account.calls, account.money = int(calls), int(money)
+        *counted, account.stored_until = entries.get(account.entry, [0, 0, 0, 0, 0])
+        account.counted = [int(count) for count in counted]
 
     def _write(
-        self, account: _Account, entries: dict[str, list[float]], version: int, calls: int, money: int, now: float
+        self,
+        account: _Account,
+        entries: dict[str, list[float]],
+        version: int,
+        change: tuple[int, int, int, int],
+        now: float,
     ) -> bool:
-        total, spent = max(0, account.calls + calls), max(0, account.money + money)
+        total = [max(0, sum(parts)) for parts in zip(account.counted, account.owed, change, strict=True)]
         if account.day:  # a neighbour whose clock is a little behind must not wipe the new day
             kept = {day: entries[day] for day in sorted(entries)[-2:]}
             until = 0.0
         else:
-            kept = {field: entry for field, entry in entries.items() if entry[2] >= now}
-            until = max(account.stored_until, account.until + (KEEP_MONEY_S if spent else 0))
-        kept[account.field] = [total, spent, until]
-        if not self._state.compare_and_set(account.key, orjson.dumps(kept), version):
+            kept = {name: entry for name, entry in entries.items() if entry[-1] >= now}
+            keep = KEEP_S if total[MONEY] or total[TOKENS] else 0
+            until = max(account.stored_until, account.until + keep)
+        kept[account.entry] = [*total, until]
+        data = orjson.dumps(kept)
+        if not self._asked(lambda: self._state.compare_and_set(account.key, data, version)):
             return False
-        account.calls, account.money, account.stored_until = total, spent, until
+        account.counted, account.owed, account.stored_until = total, [0, 0, 0, 0], until
         return True
+
+    def _asked(self, operation: Callable[[], T]) -> T:
+        try:
+            answer = operation()
+        except StoreError as error:
+            if self._failing_since is None:
+                self._failing_since = self._clock.now()
+            raise _Unreachable(str(error)) from None
+        self._failing_since = None
+        return answer
+
+    # ---------------------------------------------------------------- accounts
+
+    def _accounts_of(self, run: Run, day: str) -> tuple[_Account, ...]:
+        who = run.principal
+        found = [self._run_account(run), self._day_account("user", (who.tenant, who.user), self._limits.user, day)]
+        if self._limits.tenant != UNLIMITED:
+            found.append(self._day_account("tenant", (who.tenant,), self._limits.tenant, day))
+        return tuple(found)
 
     def _run_account(self, run: Run) -> _Account:
         # One request may be served by several agents, each under its own ceiling.
-        name = hashlib.sha256(canonical([run.principal.tenant, run.id, run.agent.name])).hexdigest()
-        account = self._account(f"budget/runs/{int(name[:8], 16) % SLOTS:03x}", name[:32], RUN_LEASE)
+        name = _named(run.principal.tenant, run.id, run.agent.name)
+        limits = (run.agent.max_calls, run.agent.max_money_cents, run.agent.max_tokens, NO_LIMIT)
+        key = f"budget/run/{int(name[:8], 16) % SLOTS:03x}"
+        account = self._account(key, name[:32], "run", limits, RUN_LEASE)
         account.until = max(account.until, run.deadline + GRACE_S)
         return account
 
-    def _user_account(self, run: Run, day: str) -> _Account:
-        name = hashlib.sha256(canonical([run.principal.tenant, run.principal.user])).hexdigest()
-        account = self._account(f"budget/user/{name}", "", 1)
+    def _day_account(self, owner: str, names: tuple[str, ...], daily: DailyLimits, day: str) -> _Account:
+        limits = (daily.calls, daily.money_cents, daily.tokens, daily.seconds * 1000)
+        account = self._account(f"budget/{owner}-day/{_named(*names)}", "", owner, limits, 1)
         if account.day != day:
-            account.day = account.field = day
-            account.left = account.calls = account.money = 0
-            account.block = 1
+            account.day = account.entry = day
+            account.left, account.block = 0, 1
+            account.counted, account.owed = [0, 0, 0, 0], [0, 0, 0, 0]
         return account
 
-    def _account(self, key: str, name: str, block: int) -> _Account:
+    def _account(self, key: str, name: str, owner: str, limits: tuple[int, int, int, int], block: int) -> _Account:
         account = self._accounts.get((key, name))
         if account is None:
-            account = self._accounts[key, name] = _Account(key, name, block=block)
+            account = self._accounts[key, name] = _Account(key, name, owner, limits, block=block)
             while len(self._accounts) > POOLS:
-                self._accounts.popitem(last=False)
+                _, oldest = self._accounts.popitem(last=False)
+                with suppress(StoreError):  # a lease that cannot be given back stays counted
+                    self._part(oldest)
         self._accounts.move_to_end((key, name))
         return account
+
+
+class TokenMeter:
+    """Budgets as `agentops.models.gateway.Meter`: what one run's model calls may use, and used."""
+
+    def __init__(self, budgets: Budgets, run: Run) -> None:
+        self._budgets, self._run = budgets, run
+
+    def reserve(self, tokens: int) -> Reservation:
+        """Set tokens aside.
+
+        Raises:
+            PolicyError: a limit would be passed; says which.
+            StoreError: the shared state cannot answer.
+        """
+        held = self._budgets.reserve(self._run, 0, 0, tokens)
+        if isinstance(held, Refused):
+            raise PolicyError(held.reason)
+        return held
+
+    def settle(self, held: Reservation, tokens: int | None, milliseconds: int) -> None:
+        """Charge what was used; None: what was reserved."""
+        self._budgets.settle(held, True, tokens, milliseconds)
+
+
+def _named(*parts: str) -> str:
+    return hashlib.sha256(canonical(list(parts))).hexdigest()
 
 
 def _decoded(data: bytes) -> dict[str, list[float]]:
     try:
         entries = orjson.loads(data)
-        if all(len(entry) == 3 and all(isinstance(part, int | float) for part in entry) for entry in entries.values()):
+        if all(len(entry) == 5 and all(isinstance(part, int | float) for part in entry) for entry in entries.values()):
             return entries
     except (orjson.JSONDecodeError, AttributeError, TypeError):
         pass  # told below, like every other form that is not ours
