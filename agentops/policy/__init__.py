@@ -7,13 +7,16 @@ approval is used once and only for the call it was given for; reservations never
 from agentops.policy.approvals import Approval, Approvals, approval_record
 from agentops.policy.budgets import Budgets, Refused, Reservation, TokenMeter
 from agentops.policy.decisions import policy_problems, write_schema
-from agentops.policy.identity import Identities, identities, principal
+from agentops.policy.identity import DECIDE, Identities, delegated, identities, narrowed, principal
 from agentops.policy.keys import ApiKeys
+from agentops.policy.labels import Readings
 from agentops.policy.limits import UNLIMITED, DailyLimits, Limits
 from agentops.policy.policyset import PolicySet
 from agentops.policy.schema import generate_schema
+from agentops.policy.tokens import TokenRefused, Tokens
 
 __all__ = [
+    "DECIDE",
     "UNLIMITED",
     "ApiKeys",
     "Approval",
@@ -23,12 +26,17 @@ __all__ = [
     "Identities",
     "Limits",
     "PolicySet",
+    "Readings",
     "Refused",
     "Reservation",
     "TokenMeter",
+    "TokenRefused",
+    "Tokens",
     "approval_record",
+    "delegated",
     "generate_schema",
     "identities",
+    "narrowed",
     "policy_problems",
     "principal",
     "write_schema",

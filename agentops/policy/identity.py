@@ -1,30 +1,26 @@
-"""Who a caller is: roles and their scopes from `policies/identities.toml`, API keys from the environment.
+"""Who may do what: roles, tenants, actors and issuers of tokens, from `policies/identities.toml`.
 
-Invariant: a role gives exactly the scopes the file says; an unknown role, key or malformed header gives no principal.
-Secrets are held as keyed digests, compared in constant time, and a wrong secret takes the same path as an unknown id.
+Invariant: a role gives exactly the scopes the file says; an unknown role, tenant or actor gives no principal, and
+whatever is said about a caller beyond their roles only takes rights away. Credentials are read by `keys` and `tokens`.
 """
 
 import functools
-import hashlib
-import hmac
 import re
-import secrets
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agentops.errors import PolicyError
+from agentops.policy.issuers import Issuer, issuer_faults, parse_actors, parse_issuers, parse_tenants
+from agentops.policy.limits import Limits, parse_limits
+from agentops.policy.names import NAME, SCOPE, checked_names
 from agentops.types import Principal, Problem
 
 FILE = "identities.toml"
-MAX_HEADER = 512  # characters
-MIN_SECRET = 16
-KEYS_PER_ID = 2  # the old and the new one, while a key is being replaced
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-_SCOPE = re.compile(r"[a-z][a-z0-9_-]*:[a-z][a-z0-9_-]*")
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_TABLES = ("roles", "defaults", "limits", "tenants", "actors", "issuers")
+DECIDE = "approvals:decide"  # the scope every approver role has, so that it can be taken away like any other
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +32,15 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class DailyLimits:
-    """What one user may use in one day (UTC), over all runs and replicas."""
-
-    calls: int = 100_000
-    money_cents: int = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
 class Identities:
     """The parsed file."""
 
     roles: Mapping[str, Role]
     default_roles: tuple[str, ...]
-    limits: DailyLimits
+    limits: Limits
+    tenants: Mapping[str, frozenset[str]] = field(default_factory=dict)  # and the issuers that may name it; empty: any
+    actors: Mapping[str, frozenset[str]] = field(default_factory=dict)  # services, and what they may use for a user
+    issuers: Mapping[str, Issuer] = field(default_factory=dict)  # by the `iss` of their tokens
 
 
 def identities(policies: Path) -> Identities:
@@ -70,18 +61,41 @@ def principal(policies: Path, tenant: str, user: str, roles: Iterable[str] = ())
     """A user with the scopes of their roles; without roles, with the file's default ones.
 
     Raises:
-        PolicyError: an unknown role, or a tenant or user name that is not allowed.
+        PolicyError: an unknown role, a tenant that is not listed, or a tenant or user name that is not allowed.
     """
     known = identities(policies)
     names = tuple(roles) or known.default_roles
-    for kind, value in (("tenant", tenant), ("user", user)):
-        if not _TENANT.fullmatch(value):
-            raise PolicyError(f"{kind} {value[:80]!r} is not allowed: letters, digits, _ . @ -, at most 64 characters")
+    checked_names(tenant, user)
+    if known.tenants and tenant not in known.tenants:
+        raise PolicyError(f"tenant {tenant!r} is not in {FILE}: add [tenants.{tenant}], or remove all [tenants]")
     for name in names:
         if name not in known.roles:
             raise PolicyError(f"role {name!r} does not exist; {FILE} has: {', '.join(sorted(known.roles))}")
     scopes = frozenset().union(*(known.roles[name].scopes for name in names))
-    return Principal(tenant, user, scopes, frozenset(names))
+    decides = any(known.roles[name].approver for name in names)
+    return Principal(tenant, user, scopes | {DECIDE} if decides else scopes, frozenset(names))
+
+
+def narrowed(who: Principal, scopes: Iterable[str]) -> Principal:
+    """`who` with only those of their scopes that are in `scopes` too. Roles stay: they may carry prohibitions."""
+    return replace(who, scopes=who.scopes.intersection(scopes))
+
+
+def delegated(known: Identities, who: Principal, actors: Iterable[str]) -> Principal:
+    """`who` as `actors`, outermost first, act for them: with the scopes that each of these may use.
+
+    Prior actors narrow too, although RFC 8693, 4.1 calls them informational: that only ever takes rights away.
+
+    Raises:
+        PolicyError: an actor that [actors] does not list.
+    """
+    for actor in actors:
+        if actor not in known.actors:
+            raise PolicyError(
+                f"actor {actor[:80]!r} is not in {FILE}: add [actors.NAME] with what it may use for users"
+            )
+        who = replace(narrowed(who, known.actors[actor]), actors=(*who.actors, actor))
+    return who
 
 
 def identity_problems(policies: Path, scopes: Iterable[str] = ()) -> list[Problem]:
@@ -97,92 +111,22 @@ def identity_problems(policies: Path, scopes: Iterable[str] = ()) -> list[Proble
         at = re.search(r"line (\d+)", str(error))
         return [Problem(shown, int(at[1]) if at else 0, f"not valid TOML: {error}")]
     parsed, faults = _parse(table)
+    faults += issuer_faults(policies, parsed.issuers.values() if parsed else ())
     known = frozenset(scopes)
     if known and parsed is not None:
-        for name, role in parsed.roles.items():
+        holders = {f"roles.{name}": role.scopes for name, role in parsed.roles.items()}
+        holders |= {f"actors.{name}": allowed - {DECIDE} for name, allowed in parsed.actors.items()}
+        for where, held in holders.items():
+            kind, _, name = where.partition(".")
             faults += [
                 (
-                    f"roles.{name}",
-                    f"role {name!r} has scope {scope!r}, which no tool needs; tools need: {', '.join(sorted(known))}",
+                    where,
+                    f"{kind[:-1]} {name!r} has scope {scope!r}, which no tool needs; "
+                    f"tools need: {', '.join(sorted(known))}",
                 )
-                for scope in sorted(role.scopes - known)
+                for scope in sorted(held - known)
             ]
     return [Problem(shown, _line(text, where), message) for where, message in faults]
-
-
-class ApiKeys:
-    """API keys of a deployment: `id:secret:tenant:user`, optionally `:role+role`, separated by commas."""
-
-    def __init__(self, entries: Mapping[str, tuple[Principal, tuple[bytes, ...]]], pepper: bytes) -> None:
-        """Use `parse`."""
-        self._entries = dict(entries)
-        self._pepper = pepper
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @classmethod
-    def parse(cls, secret: str, policies: Path | None = None) -> "ApiKeys":
-        """Keys from the text of AGENTOPS_API_KEYS.
-
-        Args:
-            secret: the entries. An id may appear twice with different secrets, while one replaces the other.
-            policies: folder with identities.toml; None: principals have the roles as written and no scopes.
-
-        Raises:
-            PolicyError: a malformed entry, named by its position, never by its content.
-        """
-        pepper = secrets.token_bytes(32)
-        entries: dict[str, tuple[Principal, tuple[bytes, ...]]] = {}
-        for number, entry in enumerate(filter(None, (part.strip() for part in secret.split(","))), 1):
-            where = f"API key {number}"
-            parts = entry.split(":")
-            if len(parts) not in (4, 5):
-                raise PolicyError(f"{where} has {len(parts)} fields: write id:secret:tenant:user or …:role+role")
-            name, key, tenant, user = parts[:4]
-            roles = tuple(filter(None, parts[4].split("+"))) if len(parts) == 5 else ()
-            if not _NAME.fullmatch(name):
-                raise PolicyError(f"{where}: the id must be lower-case letters, digits, _ or -")
-            if len(key) < MIN_SECRET or not key.isascii() or not key.isprintable() or " " in key:
-                raise PolicyError(f"{where}: the secret needs at least {MIN_SECRET} printable ASCII characters")
-            try:
-                who = (
-                    _plain_principal(tenant, user, roles)
-                    if policies is None
-                    else principal(policies, tenant, user, roles)
-                )
-            except PolicyError as error:
-                raise PolicyError(f"{where}: {error}") from None
-            before = entries.get(name, (who, ()))
-            if before[0] != who or len(before[1]) >= KEYS_PER_ID:
-                raise PolicyError(f"{where}: an id may have {KEYS_PER_ID} secrets, for the same tenant, user and roles")
-            entries[name] = (who, (*before[1], _mac(pepper, name, key)))
-        if not entries:
-            raise PolicyError("there is no API key: set AGENTOPS_API_KEYS to id:secret:tenant:user")
-        return cls(entries, pepper)
-
-    def authenticate(self, header: str | None) -> Principal | None:
-        """The principal of an `Authorization: Bearer id:secret` header, or None. Never raises."""
-        if header is None or len(header) > MAX_HEADER:
-            return None
-        scheme, _, token = header.partition(" ")
-        name, separator, key = token.strip().partition(":")
-        who, digests = self._entries.get(name, (None, ()))
-        given = _mac(self._pepper, name, key)
-        # Always two comparisons, against dummies where there is no key: time says nothing about which ids exist.
-        stored = (*digests, *(bytes(32) for _ in range(KEYS_PER_ID - len(digests))))
-        matches = [hmac.compare_digest(given, digest) for digest in stored]
-        return who if any(matches) and separator and scheme.lower() == "bearer" else None
-
-
-def _mac(pepper: bytes, name: str, key: str) -> bytes:
-    return hmac.new(pepper, f"{name}:{key}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
-
-
-def _plain_principal(tenant: str, user: str, roles: tuple[str, ...]) -> Principal:
-    if not _TENANT.fullmatch(tenant) or not _TENANT.fullmatch(user):
-        raise PolicyError("tenant and user are letters, digits, _ . @ -, at most 64 characters")
-    return Principal(tenant, user, frozenset(), frozenset(roles))
 
 
 @functools.lru_cache(maxsize=64)
@@ -199,19 +143,19 @@ def _loaded(file: Path, modified_ns: int, size: int) -> Identities:
 def _parse(table: Mapping[str, Any]) -> tuple[Identities | None, list[tuple[str, str]]]:
     """The identities, and (where, what) of each fault."""
     faults: list[tuple[str, str]] = []
-    for key in sorted(set(table) - {"roles", "defaults", "limits"}):
-        faults.append((key, f"[{key}] is not known: use [roles.NAME], [defaults] and [limits]"))
+    for key in sorted(set(table) - set(_TABLES)):
+        faults.append((key, f"[{key}] is not known: use {', '.join(f'[{name}]' for name in _TABLES)}"))
     roles: dict[str, Role] = {}
     given = table.get("roles")
     for name, settings in given.items() if isinstance(given, dict) else ():
         where = f"roles.{name}"
-        if not _NAME.fullmatch(name) or not isinstance(settings, dict):
+        if not NAME.fullmatch(name) or not isinstance(settings, dict):
             faults.append((where, f"role {name!r} is not a table with a lower-case name"))
             continue
         scopes, approver = settings.get("scopes", []), settings.get("approver", False)
         for key in sorted(set(settings) - {"scopes", "approver", "description"}):
             faults.append((where, f"role {name!r}: {key!r} is not known: use scopes, approver, description"))
-        if not isinstance(scopes, list) or not all(isinstance(one, str) and _SCOPE.fullmatch(one) for one in scopes):
+        if not isinstance(scopes, list) or not all(isinstance(one, str) and SCOPE.fullmatch(one) for one in scopes):
             faults.append((where, f"role {name!r}: scopes must be a list of texts like 'orders:read'"))
             continue
         if not isinstance(approver, bool):
@@ -226,20 +170,21 @@ def _parse(table: Mapping[str, Any]) -> tuple[Identities | None, list[tuple[str,
         faults.append(("defaults", "[defaults] has one key: roles, a list of role names"))
         names = []
     faults += [("defaults", f"default role {name!r} is not defined") for name in names if name not in roles]
-    limits, problem = _limits(table.get("limits", {}))
-    if problem:
-        faults.append(("limits", problem))
-    return (None if faults else Identities(roles, tuple(names), limits)), faults
-
-
-def _limits(table: Any) -> tuple[DailyLimits, str]:
-    keys = {"calls_per_day": "calls", "money_cents_per_day": "money_cents"}
-    fits = isinstance(table, dict) and not set(table) - set(keys)
-    if not fits or not all(type(value) is int and 0 <= value < 2**53 for value in table.values()):
-        return DailyLimits(), f"[limits] has whole numbers for {' and '.join(keys)}, nothing else"
-    return DailyLimits(**{keys[key]: value for key, value in table.items()}), ""
+    limits, problems = parse_limits(table.get("limits", {}))
+    faults += problems
+    issuers, problems = parse_issuers(table.get("issuers", {}), roles)
+    faults += problems
+    tenants, problems = parse_tenants(table.get("tenants"), issuers)
+    faults += problems
+    actors, problems = parse_actors(table.get("actors", {}))
+    faults += problems
+    if faults:
+        return None, faults
+    by_url = {issuer.issuer: issuer for issuer in issuers.values()}
+    return Identities(roles, tuple(names), limits, tenants, actors, by_url), []
 
 
 def _line(text: str, where: str) -> int:
-    pattern = re.compile(rf"\s*\[\s*{re.escape(where)}\s*\]")
+    name = r"\s*\.\s*".join(f"[\"']?{re.escape(part)}[\"']?" for part in where.split(".", 1))
+    pattern = re.compile(rf"\s*\[\s*{name}\s*\]")
     return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
