@@ -1,31 +1,33 @@
 """How records lie in a log file, and the one walk over it that recovery, verification and reading share.
 
-A frame is `magic | length | CRC | leaf`; a leaf is `link | seal | envelope`. The link is the hash of the leaf before,
-so one SHA-256 per record is both the hash chain and the Merkle leaf; the first link binds log name and key. The seal is
-a keyed hash that only the key's holder can make: it tells a record that no checkpoint covers yet from a forged one.
+A frame is `magic | check | length | leaf`; a leaf is `link | seal | envelope`. The link is the hash of the leaf before,
+so one SHA-256 per record is the hash chain, the Merkle leaf and, by its first four bytes (`check`), the checksum; the
+first link binds log name and key. The length is little-endian, so its last byte is the 0x00 that RFC 6962 puts before a
+leaf: what is hashed is one slice of the file. The seal is a keyed hash that only the key's holder can make: it tells a
+record that no checkpoint covers yet from a forged one.
 
-Invariant: a walk reports only what it has checked (CRC, link, tree) and stops at the first byte that does not fit.
+Invariant: a walk reports only what it has checked (check, link, tree) and stops at the first byte that does not fit.
 It decides nothing about what a damaged end means: `tail` says what was found, callers judge it.
 """
 
 import hashlib
 import struct
-import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agentops.audit import merkle
 
-MAGIC = b"\xa6AL\x01"  # the last byte is the format: SHA-256, CRC-32, chained leaves
+MAGIC = b"\xa6AL\x02"  # the last byte is the format: SHA-256, chained leaves, their hash as the checksum
 MAX_RECORD = 1024 * 1024  # bytes of one record's JSON
 MAX_LOG = 1024 * 1024 * 1024  # bytes; a log rotates long before
-HEADER = struct.Struct(">4sII")
+HEADER = struct.Struct("<4s4sI")
 LINK = 32  # bytes of the previous leaf's hash at the start of a leaf
 SEAL = 8  # bytes of the keyed hash after it
 BODY = LINK + SEAL
-CLOCK = BODY + len(b'{"at_ms":')  # where a leaf's time stands; the key after it says whose record it is
+KIND = BODY + 2  # the first letter of the envelope's first key: whose record it is
 LOG = ord("l")  # of "log": the log's own; "record": a caller's
+BATCH = 1024  # leaves whose inner nodes are hashed together
 
 Tail = Literal["clean", "incomplete", "damaged", "damaged_inside", "broken_link", "forged"]
 
@@ -39,7 +41,7 @@ class Walk:
     end: int = 0
     tail: Tail = "clean"
     roots: dict[int, bytes] = field(default_factory=dict)  # tree size -> root, for the sizes asked for
-    control: list[bytes] = field(default_factory=list)  # the log's own records, as `envelope` made them
+    control: list[tuple[int, bytes]] = field(default_factory=list)  # index and envelope of the log's own records
 
 
 def genesis(name: str, public: bytes) -> bytes:
@@ -49,13 +51,14 @@ def genesis(name: str, public: bytes) -> bytes:
 
 def envelope(at_ms: int, record: bytes, own: bool) -> bytes:
     """A record's canonical JSON with its time (Unix milliseconds), under "log" when it is the log's own."""
-    return (b'{"at_ms":%d,"log":%b}' if own else b'{"at_ms":%d,"record":%b}') % (at_ms, record)
+    return (b'{"log":%b,"time_ms":%d}' if own else b'{"record":%b,"time_ms":%d}') % (record, at_ms)
 
 
 def frame(link: bytes, body: bytes, secret: bytes) -> tuple[bytes, bytes]:
     """An envelope as the next frame after `link`, and the new link (which is the record's leaf hash)."""
     leaf = link + seal(link + body, secret) + body
-    return HEADER.pack(MAGIC, len(leaf), zlib.crc32(leaf, len(leaf))) + leaf, merkle.leaf_hash(leaf)
+    hashed = merkle.leaf_hash(leaf)
+    return HEADER.pack(MAGIC, hashed[:4], len(leaf)) + leaf, hashed
 
 
 def seal(linked: bytes, secret: bytes) -> bytes:
@@ -77,51 +80,57 @@ def walk(
         signed: records that a checkpoint covers; with a secret, the seals of those after it are checked.
     """
     # One flat loop over locals: this is the verifier's hot path (goal 300,000 records a second).
-    unpack, crc32, sha256 = HEADER.unpack_from, zlib.crc32, hashlib.sha256
+    unpack, sha256, shortest, longest = HEADER.unpack_from, hashlib.sha256, KIND, MAX_RECORD + BODY
     found = Walk(merkle.Tree(), genesis(name, public))
-    wanted = frozenset(sizes)
-    if 0 in wanted:
-        found.roots[0] = merkle.EMPTY
-    subtrees: list[bytes] = []
+    tree, roots, control = found.tree, found.roots, found.control
+    stops = sorted({size for size in sizes if size > 0}, reverse=True)
+    if 0 in sizes:
+        roots[0] = merkle.EMPTY
+    hashes: list[bytes] = []
     link, size, offset, total = found.link, 0, 0, len(data)
+    stop = min(stops[-1] if stops else BATCH, BATCH)
+    unsealed = signed if secret else MAX_LOG  # no log has so many records
     tail: Tail = "clean"
     while offset < total:
-        if offset + 12 > total:
-            tail = "incomplete"
-            break
-        magic, length, crc = unpack(data, offset)
-        if magic != MAGIC or not CLOCK < length <= MAX_RECORD + BODY:
-            tail = "damaged"
-            break
         start = offset + 12
-        if start + length > total:
+        if start > total:
             tail = "incomplete"
             break
-        leaf = data[start : start + length]
-        if crc32(leaf, length) != crc:
+        magic, check, length = unpack(data, offset)
+        if magic != MAGIC or not shortest < length <= longest:
             tail = "damaged"
             break
-        if leaf[:32] != link:
+        end = start + length
+        if end > total:
+            tail = "incomplete"
+            break
+        leaf = data[start - 1 : end]  # with the zero byte before it
+        hashed = sha256(leaf).digest()
+        if not hashed.startswith(check):
+            tail = "damaged"
+            break
+        if not leaf.startswith(link, 1):
             tail = "broken_link"
             break
-        if secret and size >= signed and seal(link + leaf[BODY:], secret) != leaf[LINK:BODY]:
+        if size >= unsealed and seal(link + leaf[BODY + 1 :], secret) != leaf[LINK + 1 : BODY + 1]:
             tail = "forged"
             break
-        link = sha256(b"\x00" + leaf).digest()
-        node, rest = link, size
-        while rest & 1:  # Tree.append, written out: a method call a record would cost a fifth of the speed
-            node = sha256(b"\x01" + subtrees.pop() + node).digest()
-            rest >>= 1
-        subtrees.append(node)
+        if leaf[KIND + 1] == LOG:
+            control.append((size, leaf[BODY + 1 :]))
+        link = hashed
+        hashes.append(hashed)
+        offset = end
         size += 1
-        if size in wanted:
-            found.roots[size] = merkle.Tree(size, subtrees).root()
-        if leaf[leaf.find(b",", CLOCK) + 2] == LOG:
-            found.control.append(leaf[BODY:])
-        offset = start + length
+        if size == stop:
+            tree.extend(hashes)
+            hashes.clear()
+            if stops and size == stops[-1]:
+                roots[stops.pop()] = tree.root()
+            stop = min(stops[-1] if stops else size + BATCH, size + BATCH)
+    tree.extend(hashes)
     if tail in ("incomplete", "damaged") and _good_frame_after(data, offset + 1):
         tail = "damaged_inside"
-    found.tree, found.link, found.end, found.tail = merkle.Tree(size, subtrees), link, offset, tail
+    found.link, found.end, found.tail = link, offset, tail
     return found
 
 
@@ -129,12 +138,12 @@ def leaves(data: bytes, end: int) -> Iterator[tuple[int, bytes]]:
     """Offset and leaf of each frame before `end`, as a walk has checked them."""
     offset = 0
     while offset < end:
-        length = HEADER.unpack_from(data, offset)[1]
+        length = HEADER.unpack_from(data, offset)[2]
         yield offset, data[offset + 12 : offset + 12 + length]
         offset += 12 + length
 
 
-def leaf_hashes(data: bytes, end: int) -> Sequence[bytes]:
+def leaf_hashes(data: bytes, end: int) -> list[bytes]:
     """Leaf hashes of the frames before `end`, for proofs."""
     return [merkle.leaf_hash(leaf) for _, leaf in leaves(data, end)]
 
@@ -146,9 +155,9 @@ def _good_frame_after(data: bytes, offset: int) -> bool:
         if offset < 0:
             return False
         if offset + 12 <= len(data):
-            _, length, crc = HEADER.unpack_from(data, offset)
-            leaf = data[offset + 12 : offset + 12 + length]
-            if CLOCK < length <= MAX_RECORD + BODY and len(leaf) == length and zlib.crc32(leaf, length) == crc:
+            _, check, length = HEADER.unpack_from(data, offset)
+            leaf = data[offset + 12 : offset + 12 + length] if KIND < length <= MAX_RECORD + BODY else b""
+            if leaf and len(leaf) == length and merkle.leaf_hash(leaf).startswith(check):
                 return True
         offset += 1
     return True  # thousands of frame starts and none whole: no crash writes that

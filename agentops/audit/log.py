@@ -1,7 +1,8 @@
 """The audit log a process writes: records from any thread or event loop, durable when the call returns.
 
-Invariant: an index is returned only after the record's bytes were flushed to the disk; records keep the order in which
-they were handed in. One writer thread flushes everything that waits at once (group commit). It interprets no record.
+Invariant: an index is returned only after the record's bytes were flushed to the disk; a tenant's records keep the
+order in which they were handed in. One writer thread flushes everything that waits at once (group commit), whatever
+tenant it is of. Of a record it reads "tenant" (whose log: `logs`) and "type" (not the log's own), nothing else.
 """
 
 import asyncio
@@ -16,16 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agentops.audit import frames, logfile, notes
+from agentops.audit import frames, names, notes
 from agentops.audit.canonical import canonical, digest_value
+from agentops.audit.logs import Logs
 from agentops.audit.subjects import SubjectKeys
 from agentops.errors import AuditError
 from agentops.graph import Clock, RealClock
 from agentops.types import Json
 
 BATCH = 1024  # records of one flush
-CHECKPOINT_RECORDS = 4096
-CHECKPOINT_SECONDS = 5.0
 BACKLOG = 100_000  # records posted but not flushed before `post` refuses
 _SIMULATED = b"agentops simulation"
 _ORIGIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -56,16 +56,18 @@ class Audit(Protocol):
 
 
 Waiter = asyncio.Future[int] | concurrent.futures.Future[int]  # a caller in an event loop, or in a thread
+Settled = tuple[Waiter, int | AuditError]
+Item = tuple[str, int, bytes, Waiter | None]  # tenant, Unix milliseconds, canonical JSON, who waits
 
 
 class AuditLog:
-    """An append-only log in `folder`: one file per process, a Merkle tree over it, signed checkpoints beside it."""
+    """Append-only logs in `folder`: one per tenant and process, and a system log that commits to all of them."""
 
     def __init__(self, folder: Path, origin: str, clock: Clock = RealClock()) -> None:
-        """Take up a log of `origin` that no other process writes, or start one.
+        """Take up a system log of `origin` that no other process writes, or start one; tenants' logs follow on use.
 
         Args:
-            folder: holds the logs, their checkpoints and the key; created with mode 0700.
+            folder: holds the logs, their checkpoints and the one key; created with mode 0700.
             origin: who writes, `[a-z0-9_-]`, for example the service's name.
             clock: stamps the records.
 
@@ -84,18 +86,19 @@ class AuditLog:
         self.subjects = SubjectKeys(folder / "subjects.db")
         self._clock = clock
         self._pid = os.getpid()
-        self._file = logfile.acquire(folder, origin, self._key)
-        self._queue: deque[tuple[int, bytes, Waiter | None]] = deque()
+        self._logs = Logs(folder, origin, self._key, self._now_ms)
+        self._queue: deque[Item] = deque()
         self._wake = threading.Condition()
         self._checkpoint_wanted: list[Waiter] = []
         self._closing = False
-        self._trouble = ""  # a failure nobody waited for (a posted record, a checkpoint); told to the next caller
+        # Failures nobody waited for (of a posted record, of a checkpoint: ""), told to the tenant's next caller.
+        self._trouble: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name=f"audit-{origin}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     async def append(self, record: Mapping[str, Json]) -> int:
-        """Write one record and wait until it is on disk; returns its index in this log (0-based).
+        """Write one record and wait until it is on disk; returns its index in its tenant's log (0-based).
 
         Raises:
             AuditError: no canonical form, over 1 MiB, the log is closed, or the disk refused: then it was not written.
@@ -180,7 +183,7 @@ class AuditLog:
         self.subjects.close()
         atexit.unregister(self.close)
         if self._trouble:
-            raise AuditError(self._trouble)
+            raise AuditError(next(iter(self._trouble.values())))
 
     def __enter__(self) -> "AuditLog":
         return self
@@ -191,13 +194,13 @@ class AuditLog:
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
 
-    def _refuse_if_closed(self) -> None:
+    def _refuse_if_closed(self, tenant: str = "") -> None:
         if self._closing:
             raise AuditError("the audit log is closed: open a new AuditLog")
         if os.getpid() != self._pid:
             raise AuditError("the audit log belongs to another process: open one after the fork")
-        if self._trouble:
-            trouble, self._trouble = self._trouble, ""
+        trouble = self._trouble.pop(tenant, "") or self._trouble.pop("", "")
+        if trouble:
             raise AuditError(f"the audit log failed earlier: {trouble}")
 
     def _put(self, record: Mapping[str, Json], waiter: Waiter | None) -> None:
@@ -206,22 +209,23 @@ class AuditLog:
         data = canonical(dict(record))
         if len(data) > frames.MAX_RECORD - 64:
             raise AuditError(f"a record of {len(data)} bytes is too long: at most 1 MiB; store a digest instead")
-        item = (self._now_ms(), data, waiter)
+        tenant = names.tenant_of(record.get("tenant", ""))
+        item = (tenant, self._now_ms(), data, waiter)
         with self._wake:
-            self._refuse_if_closed()
+            self._refuse_if_closed(tenant)
             self._queue.append(item)
             self._wake.notify()
 
     def _run(self) -> None:
-        """The writer thread: flush whatever waits, checkpoint when due, until closed and empty."""
-        due = time.monotonic() + CHECKPOINT_SECONDS
+        """The writer thread: flush whatever waits, sign what is due, until closed and empty."""
         while True:
             with self._wake:
                 while not (self._queue or self._checkpoint_wanted or self._closing):
-                    dirty = self._file.size > self._file.checkpoint_size
-                    if dirty and time.monotonic() >= due:
+                    due = self._logs.next_due()
+                    wait = None if due is None else due - time.monotonic()
+                    if wait is not None and wait <= 0:
                         break
-                    self._wake.wait(max(0.01, due - time.monotonic()) if dirty else None)
+                    self._wake.wait(None if wait is None else max(0.01, wait))
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
                 wanted = self._checkpoint_wanted if not batch else []
                 if wanted:
@@ -229,54 +233,52 @@ class AuditLog:
                 finished = self._closing and not batch
             if batch:
                 self._flush(batch)
-            grown = self._file.size - self._file.checkpoint_size
-            if wanted or finished or grown >= CHECKPOINT_RECORDS or (grown and time.monotonic() >= due):
-                self._checkpoint(wanted)
-                due = time.monotonic() + CHECKPOINT_SECONDS
+            self._sign(wanted, bool(wanted) or finished)
             if finished:
-                self._file.close()
+                self._logs.close()
                 return
 
-    def _flush(self, batch: list[tuple[int, bytes, Waiter | None]]) -> None:
-        error: AuditError | None = None
-        first = -1
+    def _flush(self, batch: list[Item]) -> None:
+        of_tenant: dict[str, list[Item]] = {}
+        for item in batch:
+            of_tenant.setdefault(item[0], []).append(item)
         try:
-            if self._file.full:
-                self._rotate()
-            first = self._file.append([(at_ms, data) for at_ms, data, _ in batch], self._now_ms())
-        except AuditError as caught:
-            error = caught
+            results = self._logs.append(
+                {tenant: [(at_ms, data) for _, at_ms, data, _ in items] for tenant, items in of_tenant.items()}
+            )
         except Exception as caught:  # noqa: BLE001 - whatever went wrong, no caller may wait for ever
-            error = AuditError(f"the audit log failed: {type(caught).__name__}: {caught}")
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[int], int]]] = {}
-        for index, (_, _, waiter) in enumerate(batch, first):
-            if isinstance(waiter, asyncio.Future):
-                loops.setdefault(waiter.get_loop(), []).append((waiter, index))
-            elif waiter is not None:
-                _settle([(waiter, index)], error)
-            elif error is not None:
-                self._trouble = str(error)
+            failed = AuditError(f"the audit log failed: {type(caught).__name__}: {caught}")
+            results = dict.fromkeys(of_tenant, failed)
+        loops: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
+        for tenant, items in of_tenant.items():
+            result = results[tenant]
+            for number, (_, _, _, waiter) in enumerate(items):
+                settled = result if isinstance(result, AuditError) else result + number
+                if isinstance(waiter, asyncio.Future):
+                    loops.setdefault(waiter.get_loop(), []).append((waiter, settled))
+                elif waiter is not None:
+                    _settle([(waiter, settled)])
+                elif isinstance(settled, AuditError):
+                    self._trouble[tenant] = str(settled)
         for loop, waiters in loops.items():
             try:
-                loop.call_soon_threadsafe(_settle, waiters, error)
+                loop.call_soon_threadsafe(_settle, waiters)
             except RuntimeError:
                 continue  # the loop was closed: nobody waits any more, the records are written all the same
 
-    def _checkpoint(self, waiters: list[Waiter]) -> None:
-        error: AuditError | None = None
-        try:
-            self._file.checkpoint(self._now_ms())
-        except AuditError as caught:
-            error = caught
-            if not waiters:
-                self._trouble = str(caught)
-        _settle([(waiter, self._file.size) for waiter in waiters], error)
-
-    def _rotate(self) -> None:
-        self._file.checkpoint(self._now_ms())
-        successor = logfile.acquire(self.folder, self.origin, self._key)
-        self._file.close()
-        self._file = successor
+    def _sign(self, waiters: list[Waiter], everything: bool) -> None:
+        due = self._logs.next_due()
+        result: int | AuditError = 0
+        if everything or (due is not None and due <= time.monotonic()):
+            try:
+                self._logs.sign(everything)
+            except AuditError as caught:
+                result = caught
+            except Exception as caught:  # noqa: BLE001 - the writer thread must live
+                result = AuditError(f"the audit log failed: {type(caught).__name__}: {caught}")
+        if isinstance(result, AuditError) and not waiters:
+            self._trouble[""] = str(result)
+        _settle([(waiter, result) for waiter in waiters])
 
 
 class MemoryAudit:
@@ -312,12 +314,12 @@ class MemoryAudit:
         return digest_value(_SIMULATED, [tenant, user, value])
 
 
-def _settle(waiters: Sequence[tuple[Waiter, int]], error: AuditError | None) -> None:
+def _settle(waiters: Sequence[Settled]) -> None:
     """Wake callers with the index of their record, or with why it was not written."""
-    for waiter, index in waiters:
+    for waiter, result in waiters:
         if waiter.done():  # cancelled meanwhile
             continue
-        if error is None:
-            waiter.set_result(index)
+        if isinstance(result, AuditError):
+            waiter.set_exception(AuditError(str(result)))  # its own: a traceback is not shared
         else:
-            waiter.set_exception(error)
+            waiter.set_result(result)

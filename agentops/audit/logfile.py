@@ -16,20 +16,20 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agentops.audit import frames, notes
+from agentops.audit import frames, names, notes
 from agentops.audit.canonical import canonical
 from agentops.errors import AuditError
 from agentops.types import Json
 
-ROTATE_BYTES = 64 * 1024 * 1024  # a log that grew past this is closed: taking it up again re-reads all of it
+ROTATE_BYTES = 16 * 1024 * 1024  # a log that grew past this is closed: taking it up again re-reads all of it
 OPENING = 2  # records a new log may begin with (recovered, open) before its first checkpoint is on disk
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}-[0-9a-f]{12}")
+HEADS_AT_ONCE = 1000  # heads in one record: about 100 kB
 
 
 class LogFile:
     """The log `name` in `folder`, locked for this object until `close`."""
 
-    def __init__(self, folder: Path, name: str, key: Ed25519PrivateKey, descriptor: int) -> None:
+    def __init__(self, folder: Path, name: str, tenant: str, key: Ed25519PrivateKey, descriptor: int) -> None:
         """Recover the log behind `descriptor` (open for reading and writing, already locked).
 
         Raises:
@@ -37,6 +37,7 @@ class LogFile:
         """
         self.folder = folder
         self.name = name
+        self.tenant = tenant
         self.path = folder / f"{name}.log"
         self.failed = ""  # not empty: why nothing more may be written
         self._key = key
@@ -47,17 +48,20 @@ class LogFile:
         signed = 0 if checkpoint is None else checkpoint.size
         self._secret = notes.seal_secret(key)
         walk = frames.walk(data, name, public, (signed,), self._secret, signed)
-        problem = judge(walk, checkpoint, self.path)
+        problem = judge(walk, checkpoint, name)
         if problem:
             raise AuditError(
                 f"{problem}. Nothing was written; keep the folder as it is and run `agentops audit verify`"
             )
         self._tree, self._link, self._end = walk.tree, walk.link, walk.end
         self.checkpoint_size = signed
+        self.noted = signed  # the checkpoint's size that `Logs` has taken to the system log
+        self.signed_root = b"" if checkpoint is None else checkpoint.root
         self._opening: list[dict[str, Json]] = []
         if walk.tail != "clean":
             self._opening.append(self._quarantine(data[walk.end :]))
-        self._opening.append({"type": "log.open", "log": name, "key": notes.key_id(public).hex(), "pid": os.getpid()})
+        opened: dict[str, Json] = {"type": "log.open", "log": name, "key": notes.key_id(public).hex()}
+        self._opening.append({**opened, "pid": os.getpid(), **({"tenant": tenant} if tenant else {})})
         self._opened = False
 
     @property
@@ -69,7 +73,7 @@ class LogFile:
     def full(self) -> bool:
         return self._end >= ROTATE_BYTES
 
-    def append(self, records: Sequence[tuple[int, bytes]], at_ms: int) -> int:
+    def append(self, records: Sequence[tuple[int, bytes]], at_ms: int, own: bool = False) -> int:
         """Write (milliseconds, canonical JSON) pairs and flush once; returns the index of the first.
 
         Raises:
@@ -77,7 +81,7 @@ class LogFile:
         """
         if not self._opened:
             self._open(at_ms)
-        return self._write(records)
+        return self._write(records, own)
 
     def checkpoint(self, at_ms: int) -> None:
         """Sign the present root and replace the checkpoint beside the log.
@@ -87,32 +91,58 @@ class LogFile:
         """
         if self.size == self.checkpoint_size or self.failed:
             return
-        note = notes.sign(notes.Checkpoint(self.name, self.size, self._tree.root(), at_ms), self._key)
+        root = self._tree.root()
+        note = notes.sign(notes.Checkpoint(self.name, self.size, root, at_ms), self._key)
         try:
             notes.replace_durably(self.folder / f"{self.name}.checkpoint", note)
         except OSError as error:
             raise AuditError(f"the checkpoint of {self.name!r} cannot be written: {error.strerror}") from None
-        self.checkpoint_size = self.size
+        self.checkpoint_size, self.signed_root = self.size, root
 
     def close(self) -> None:
         """Release the lock. Does not checkpoint."""
         os.close(self._descriptor)
 
+    def resume(self) -> bool:
+        """Take the log up again after `close` without reading it; False when another process has it or went on with it.
+
+        A change made meanwhile at the same length does not pass: the next checkpoint signs what was written, not what
+        lies there.
+        """
+        if self.failed:
+            return False
+        try:
+            descriptor = _lock(self.path, os.O_RDWR | os.O_APPEND)
+            if descriptor is None:
+                return False
+            if os.fstat(descriptor).st_size != self._end:
+                os.close(descriptor)
+                return False
+        except OSError:
+            return False
+        self._descriptor = descriptor
+        return True
+
     def _open(self, at_ms: int) -> None:
-        """Write what happened at opening, with the other logs' heads: later, none of them can vanish unnoticed."""
-        self._opening[-1]["heads"] = {
-            other: [checkpoint.size, checkpoint.root.hex()]
-            for other in log_names(self.folder)
-            if other != self.name
-            and (checkpoint := _readable_checkpoint(self.folder, other, notes.public_bytes(self._key))) is not None
-        }
+        """Write what happened at opening; a system log adds the others' heads: none of them can vanish unnoticed."""
+        opening = list(self._opening)
+        if not self.tenant:
+            heads = {
+                other: [checkpoint.size, checkpoint.root.hex()]
+                for other in names.system_names(self.folder)
+                if other != self.name
+                and (checkpoint := readable_checkpoint(self.folder, other, notes.public_bytes(self._key))) is not None
+            }
+            known = list(heads.items())
+            for first in range(0, len(known), HEADS_AT_ONCE):
+                opening.append({"type": "log.heads", "heads": dict(known[first : first + HEADS_AT_ONCE])})
         new = self.size == 0
-        self._write([(at_ms, canonical(record)) for record in self._opening], own=True)
+        self._write([(at_ms, canonical(record)) for record in opening], own=True)
         self._opened = True
         if new:  # from its first acknowledged record on, a log without a checkpoint is a log that was tampered with
             self.checkpoint(at_ms)
 
-    def _write(self, records: Sequence[tuple[int, bytes]], own: bool = False) -> int:
+    def _write(self, records: Sequence[tuple[int, bytes]], own: bool) -> int:
         if self.failed:
             raise AuditError(self.failed)
         link = self._link
@@ -153,42 +183,48 @@ class LogFile:
 
     def _quarantine(self, tail: bytes) -> dict[str, Json]:
         """Move a torn end aside, cut the log there, and return the record that says so."""
-        aside = self.folder / f"{self.name}.torn-{self._end}-{secrets.token_hex(4)}"
+        aside = self.path.with_name(f"{self.path.stem}.torn-{self._end}-{secrets.token_hex(4)}")
         notes.write_durably(aside, tail, 0o600)
-        notes.sync_folder(self.folder)
+        notes.sync_folder(aside.parent)
         os.ftruncate(self._descriptor, self._end)
         os.fsync(self._descriptor)
         sha256 = hashlib.sha256(tail).hexdigest()
         return {"type": "log.recovered", "offset": self._end, "bytes": len(tail), "sha256": sha256, "file": aside.name}
 
 
-def acquire(folder: Path, origin: str, key: Ed25519PrivateKey) -> LogFile:
-    """A log of `origin` that no process writes, recovered; a new one when all are taken or full.
+def acquire(folder: Path, origin: str, tenant: str, key: Ed25519PrivateKey) -> LogFile:
+    """A log of `tenant` ("" = a system log) by `origin` that no process writes, recovered; else a new one.
 
     Raises:
         AuditError: the log that would be continued was tampered with, or the folder cannot be written.
     """
-    own = re.compile(re.escape(origin) + r"-[0-9a-f]{12}")
+    prefix = names.prefix(tenant)
+    own = re.compile(re.escape(prefix + origin) + r"-[0-9a-f]{12}")
     try:
-        for name in log_names(folder):
+        for name in names.tenant_names(folder, tenant):
             path = folder / f"{name}.log"
             if own.fullmatch(name) and path.exists() and path.stat().st_size < ROTATE_BYTES:
                 descriptor = _lock(path, os.O_RDWR | os.O_APPEND)
                 if descriptor is not None:
-                    return _recover(folder, name, key, descriptor)
-        while True:
-            name = f"{origin}-{secrets.token_hex(6)}"
-            descriptor = _lock(folder / f"{name}.log", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+                    return _recover(folder, name, tenant, key, descriptor)
+        place = (folder / prefix).resolve()
+        if not place.is_dir():
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            notes.sync_folder(place.parent)
             notes.sync_folder(folder)
+        while True:
+            name = f"{prefix}{origin}-{secrets.token_hex(6)}"
+            descriptor = _lock(folder / f"{name}.log", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+            notes.sync_folder(place)
             if descriptor is not None:
-                return _recover(folder, name, key, descriptor)
+                return _recover(folder, name, tenant, key, descriptor)
     except OSError as error:
         raise AuditError(f"the audit folder {str(folder)!r} cannot be used: {error.strerror}") from None
 
 
-def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, path: Path) -> str:
+def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, name: str) -> str:
     """Why a log must not be continued or believed, or "". A torn end alone is no reason."""
-    where = f"{path.name}, byte {walk.end}"
+    where = f"{name}.log, byte {walk.end}"
     if walk.tail == "damaged_inside":
         return f"{where}: a damaged record lies before good ones: the log was changed after it was written"
     if walk.tail == "forged":
@@ -199,19 +235,13 @@ def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, path: Path) ->
         return f"{where}: a record does not follow the one before it: records were removed, reordered or replaced"
     if checkpoint is None:
         if walk.tree.size > OPENING:
-            return f"{path.stem}.checkpoint is missing: a log of {walk.tree.size} records must have one"
+            return f"{name}.checkpoint is missing: a log of {walk.tree.size} records must have one"
         return ""
     if walk.tree.size < checkpoint.size:
         return f"{where}: {walk.tree.size} records, but the signed checkpoint says {checkpoint.size}: the log was cut"
     if walk.roots[checkpoint.size] != checkpoint.root:
-        return f"{path.name}: the first {checkpoint.size} records are not the ones the checkpoint signed"
+        return f"{name}.log: the first {checkpoint.size} records are not the ones the checkpoint signed"
     return ""
-
-
-def log_names(folder: Path) -> list[str]:
-    """Names of the logs in `folder`; a `.checkpoint` without its `.log` counts, so that a removed log is noticed."""
-    names = {path.stem for suffix in ("log", "checkpoint") for path in folder.glob(f"*.{suffix}")}
-    return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def read_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
@@ -229,22 +259,22 @@ def read_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint 
     try:
         checkpoint = notes.open_note(note, public)
     except AuditError as error:
-        raise AuditError(f"{path.name}: {error}") from None
+        raise AuditError(f"{name}.checkpoint: {error}") from None
     if checkpoint.log != name:
-        raise AuditError(f"{path.name}: is the checkpoint of another log, {checkpoint.log!r}")
+        raise AuditError(f"{name}.checkpoint: is the checkpoint of another log, {checkpoint.log!r}")
     return checkpoint
 
 
-def _readable_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
+def readable_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
     """Another log's checkpoint; a damaged one is that log's problem and is reported by `verify`."""
     with contextlib.suppress(AuditError):
         return read_checkpoint(folder, name, public)
     return None
 
 
-def _recover(folder: Path, name: str, key: Ed25519PrivateKey, descriptor: int) -> LogFile:
+def _recover(folder: Path, name: str, tenant: str, key: Ed25519PrivateKey, descriptor: int) -> LogFile:
     try:
-        return LogFile(folder, name, key, descriptor)
+        return LogFile(folder, name, tenant, key, descriptor)
     except BaseException:
         os.close(descriptor)
         raise

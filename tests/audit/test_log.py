@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentops.audit import AuditLog, MemoryAudit, log, logfile, records, verify
+from agentops.audit import AuditLog, MemoryAudit, log, logfile, logs, records, verify
 from agentops.errors import AuditError
 from agentops.graph import VirtualClock
 
@@ -245,7 +245,7 @@ def test_an_origin_that_is_no_plain_name_is_refused(tmp_path: Path, origin: str)
 
 
 def test_idle_logs_are_signed_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "CHECKPOINT_SECONDS", 0.05)
+    monkeypatch.setattr(logs, "CHECKPOINT_SECONDS", 0.05)
     audit = AuditLog(tmp_path, "desk")
     for number in range(3):
         audit.append_now({"number": number})
@@ -312,7 +312,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 def test_a_torn_end_is_cut_kept_aside_and_recorded(folder: Path) -> None:
     [path] = folder.glob("*.log")
     whole = path.read_bytes()
-    path.write_bytes(whole + b"\xa6AL\x01\x00\x00\x01\x00half a frame")
+    path.write_bytes(whole + b"\xa6AL\x02\x00\x00\x00\x00\x00\x01\x00\x00half a frame")
     report = verify(folder)
     assert report.ok
     assert len(report.torn) == 1
