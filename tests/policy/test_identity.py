@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentops.errors import PolicyError
-from agentops.policy import ApiKeys, identities, principal
+from agentops.policy import UNLIMITED, ApiKeys, DailyLimits, identities, principal
 from agentops.policy.identity import identity_problems
 
 KEY = "desk:0123456789abcdef:default:C-1:customer"
@@ -20,7 +20,7 @@ def test_roles_give_their_scopes_and_defaults_apply(policies: Path) -> None:
     assert customer.roles == {"customer"}
     assert "refunds:write" in customer.scopes
     both = principal(policies, "default", "E-1", ["staff", "finance"])
-    assert both.scopes == {"orders:read"}
+    assert both.scopes == {"orders:read", "approvals:decide"}
     assert both.roles == {"staff", "finance"}
 
 
@@ -41,8 +41,15 @@ def test_a_changed_file_counts_at_once(policies: Path) -> None:
 
 def test_daily_limits_are_read(policies: Path) -> None:
     file = policies / "identities.toml"
-    file.write_text(file.read_text() + "[limits]\ncalls_per_day = 7\nmoney_cents_per_day = 300\n")
-    assert (identities(policies).limits.calls, identities(policies).limits.money_cents) == (7, 300)
+    before = file.read_text()
+    file.write_text(before + "[limits]\ncalls_per_day = 7\nmoney_cents_per_day = 300\n")
+    limits = identities(policies).limits
+    assert (limits.user.calls, limits.user.money_cents, limits.user.tokens) == (7, 300, DailyLimits().tokens)
+    assert limits.tenant == UNLIMITED
+    file.write_text(before + "[limits]\nseconds_per_day = 9\n[limits.tenant]\ntokens_per_day = 5\ncalls_per_day = 0\n")
+    limits = identities(policies).limits
+    assert (limits.user.seconds, limits.tenant.tokens, limits.tenant.calls) == (9, 5, 0)
+    assert limits.tenant.money_cents == UNLIMITED.money_cents
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,8 @@ def test_daily_limits_are_read(policies: Path) -> None:
         ('[roles.x]\nscopes = []\n\n[defaults]\nroles = ["y"]\n', 4, "'y' is not defined"),
         ("[roles.x]\nscopes = []\n[limits]\ncalls_per_day = -1\n", 3, "whole numbers"),
         ("[roles.x]\nscopes = []\n[limits]\ncalls = 1\n", 3, "whole numbers"),
+        ("[roles.x]\nscopes = []\n[limits]\ntenant = 1\n", 0, "limits.tenant"),
+        ("[roles.x]\nscopes = []\n[limits.tenant]\ntokens_per_day = 1.5\n", 3, "limits.tenant"),
         ("[people.x]\n[roles.x]\nscopes = []\n", 0, "[people] is not known"),
         ("", 0, "has no role"),
         ("[roles.Admin]\nscopes = []\n", 1, "lower-case name"),
