@@ -18,7 +18,7 @@ from agentops.audit import AuditLog
 from agentops.cache import Cache, open_cache
 from agentops.errors import PolicyError, ProjectError
 from agentops.graph import Clock, RealClock
-from agentops.policy import Approvals, Budgets, PolicySet, identities, principal
+from agentops.policy import Approvals, Budgets, KillSwitch, PolicySet, Readings, identities, principal
 from agentops.project import Project
 from agentops.redact import Redactor
 from agentops.release import Registry
@@ -93,6 +93,14 @@ class Workspace:
     @cached_property
     def budgets(self) -> Budgets:
         return Budgets(self.state, self.clock, identities(self.project.policies).limits)
+
+    @cached_property
+    def kill(self) -> KillSwitch:
+        return KillSwitch(self.state, self.clock, self.audit)
+
+    @cached_property
+    def readings(self) -> Readings:
+        return Readings(self.state, self.clock)
 
     @cached_property
     def registry(self) -> Registry:

@@ -9,6 +9,7 @@ from agentops.policy.budgets import Budgets, Refused, Reservation, TokenMeter
 from agentops.policy.decisions import policy_problems, write_schema
 from agentops.policy.identity import DECIDE, Identities, delegated, identities, narrowed, principal
 from agentops.policy.keys import ApiKeys
+from agentops.policy.killswitch import Kill, KillSwitch
 from agentops.policy.labels import Readings
 from agentops.policy.limits import UNLIMITED, DailyLimits, Limits
 from agentops.policy.policyset import PolicySet
@@ -24,6 +25,8 @@ __all__ = [
     "Budgets",
     "DailyLimits",
     "Identities",
+    "Kill",
+    "KillSwitch",
     "Limits",
     "PolicySet",
     "Readings",

@@ -17,6 +17,11 @@ MAX_VALUE_BYTES = 16 * 1024 * 1024
 class State(Protocol):
     """Thread-safe and multi-process; every method raises StoreError when the backend cannot answer."""
 
+    @property
+    def local(self) -> bool:
+        """Whether a `get` takes microseconds, without a network: an event loop may then ask by itself."""
+        ...
+
     def get(self, key: str) -> tuple[bytes, int] | None:
         """Value and version, or None."""
         ...

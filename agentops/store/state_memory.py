@@ -10,6 +10,8 @@ from agentops.store.state import checked_key, checked_prefix, checked_value, che
 class MemoryState:
     """`State` in a dictionary, with the same bounds and errors as the durable ones."""
 
+    local = True
+
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._entries: dict[bytes, tuple[bytes, int]] = {}

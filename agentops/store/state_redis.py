@@ -1,10 +1,13 @@
 """State in Redis (or Valkey): shared by replicas on many machines.
 
 Invariant: every operation is one Lua script, so it is atomic; all keys share one hash tag, so a cluster keeps them
-together. No write is retried on its own: a lost answer must not append or count twice. How durable a write is depends
-on the server's persistence (`appendonly yes`, `appendfsync always` for approvals and money).
+together. No write is retried on its own: a lost answer must not append or count twice. A server that does not answer
+costs each caller `ANSWER_S` at most once: until it answers a probe, everything else fails at once. How durable a write
+is depends on the server's persistence (`appendonly yes`, `appendfsync always` for approvals and money).
 """
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,8 +17,9 @@ from agentops.store.state import checked_key, checked_prefix, checked_value, che
 
 T = TypeVar("T")
 
-CONNECT_S = 2.0
-ANSWER_S = 5.0
+CONNECT_S = 0.25
+ANSWER_S = 0.5
+PROBE_S = 0.2  # between two questions whether a server that failed is back
 _TAG = "{agentops:state}"
 _NAMES, _VALUES, _VERSIONS, _COUNTER = (f"{_TAG}:{part}" for part in ("names", "values", "versions", "counter"))
 _LOG = f"{_TAG}:log:"
@@ -66,6 +70,8 @@ class RedisState:
         url: redis:// or rediss:// URL; never repeated in errors, it may hold a password.
     """
 
+    local = False
+
     def __init__(self, url: str) -> None:
         import redis
         from redis.backoff import NoBackoff
@@ -73,7 +79,11 @@ class RedisState:
 
         self._place = _place(url)
         self._closed = False
+        self._failed = (redis.ConnectionError, redis.TimeoutError, OSError)
         self._error = redis.RedisError
+        self._down = ""  # what went wrong last; "" = the server answers
+        self._probe: threading.Thread | None = None
+        self._probing = threading.Lock()
         try:
             self._client = redis.Redis.from_url(
                 url,
@@ -86,7 +96,11 @@ class RedisState:
             raise StoreError(f"the Redis URL is not usable: {_without_url(str(error), url)}") from None
         register = self._client.register_script
         self._put, self._get, self._cas, self._scan = map(register, (_PUT, _GET, _COMPARE_AND_SET, _SCAN))
-        self._ask(self._client.ping)
+        try:
+            self._ask(self._client.ping)
+        except StoreError:
+            self.close()  # nobody holds this object: the probe must end
+            raise
 
     def get(self, key: str) -> tuple[bytes, int] | None:
         name = checked_key(key)
@@ -127,14 +141,39 @@ class RedisState:
     def _ask(self, operation: Callable[[], Any]) -> Any:
         if self._closed:
             raise StoreError(f"the state at {self._place} was closed")
+        if self._down:
+            self._watch()
+            raise self._unanswered(self._down)
         try:
             return operation()
         except (self._error, OSError) as error:
-            raise StoreError(
-                f"the shared state at {self._place} does not answer ({type(error).__name__}): "
-                "check that Redis runs there and AGENTOPS_REDIS_URL is right; a write that was under way "
-                "was made whole or not at all"
-            ) from None
+            if isinstance(error, self._failed):
+                self._down = type(error).__name__
+                self._watch()
+            raise self._unanswered(type(error).__name__) from None
+
+    def _unanswered(self, problem: str) -> StoreError:
+        return StoreError(
+            f"the shared state at {self._place} does not answer ({problem}): check that Redis runs there and "
+            "AGENTOPS_REDIS_URL is right; a write that was under way was made whole or not at all"
+        )
+
+    def _watch(self) -> None:
+        """See to it that one thread of this process asks until the server answers."""
+        with self._probing:
+            if self._probe is None or not self._probe.is_alive():  # a forked child has none
+                self._probe = threading.Thread(target=self._until_answered, name="state-probe", daemon=True)
+                self._probe.start()
+
+    def _until_answered(self) -> None:
+        while not self._closed:
+            try:
+                self._client.ping()
+            except (self._error, OSError):
+                time.sleep(PROBE_S)
+            else:
+                self._down = ""
+                return
 
 
 def _place(url: str) -> str:

@@ -29,6 +29,8 @@ INSERT OR IGNORE INTO counter VALUES (1, 0);
 class SqliteState:
     """`State` over a file; one connection, shared by the threads of a process under a lock."""
 
+    local = True
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.RLock()
