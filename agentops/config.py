@@ -4,6 +4,7 @@ Invariant: a Settings value is complete and validated; an unknown key or a value
 names the key and the place. Secrets (API keys, Redis passwords) come only from the environment and print as `***`.
 """
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,10 @@ class Settings(BaseModel):
     tenant: str = Field("default", min_length=1, max_length=64, description="tenant of local commands")
     world: str = Field("tools.world", description="module of the project that creates and opens the tools' world")
     pipeline: str = Field("", description="pipeline used when a command names none; empty = the only one")
-    host: str = Field("127.0.0.1", description="address `agentops serve` binds; others need an API key")
+    host: str = Field("127.0.0.1", description="address `agentops serve` binds; others need API keys or issuers")
     port: int = Field(8321, ge=0, le=65535, description="port `agentops serve` binds; 0 = any free one")
     api_keys: SecretStr | None = Field(
-        None, description="environment only: comma-separated id:secret:tenant:user, optionally :role+role"
+        None, description="environment only: comma-separated id:secret:tenant:user, optionally :role+role:YYYY-MM-DD"
     )
     redis_url: SecretStr | None = Field(None, description="environment only: shared cache and state")
     otlp_endpoint: str = Field("", description="also export spans to this OTLP/HTTP endpoint")
@@ -74,6 +75,14 @@ def load(table: Mapping[str, Any] | None = None, environment: Mapping[str, str] 
             raise ConfigError(f"[tool.agentops] {key!r} is not a setting; known settings: {known}") from None
         shown = "***" if key in SECRET_KEYS else repr(table.get(key))
         raise ConfigError(f"{origin.get(key, key)} = {shown} is not allowed: {first['msg']}") from None
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. A name other than localhost may be anything: no."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def home(root: Path, settings: Settings) -> Path:

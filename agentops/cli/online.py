@@ -9,11 +9,9 @@ import typer
 from rich.text import Text
 
 from agentops.cli.app import AsJson, ProjectDir, console, errors, printable, show
-from agentops.errors import ConfigError, GateFailed
+from agentops.errors import GateFailed
 from agentops.runtime import Answer, new_request, open_runtime
 from agentops.workspace import Workspace, local_principal, open_workspace
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def ask(
@@ -69,32 +67,34 @@ def _line(name: str, text: str) -> Text:
 
 
 def serve(project: ProjectDir = None) -> None:
-    """Serve OpenAI-style chat completions over HTTP. Keys: AGENTOPS_API_KEYS=id:secret:tenant:user[:role+role],…"""
+    """Serve OpenAI-style chat completions over HTTP. Keys: AGENTOPS_API_KEYS=id:secret:tenant:user[:role+role],…
+
+    Tokens of an identity provider count when policies/identities.toml has [issuers.NAME].
+    """
     import uvicorn
 
     from agentops.improve import ensure_router
-    from agentops.policy import ApiKeys
+    from agentops.policy import ApiKeys, identities
     from agentops.server import create_app
+    from agentops.server.auth import api_keys
 
     with open_workspace(project) as workspace:
         settings = workspace.project.settings
-        if settings.api_keys is not None:
-            entry = settings.api_keys.get_secret_value()
-        elif settings.host in LOOPBACK:
+        policies = workspace.project.policies
+        keys = api_keys(workspace)
+        if keys is None and not identities(policies).issuers:
             secret = secrets.token_urlsafe(24)
-            entry = f"local:{secret}:{settings.tenant}:C-1001:customer"
+            keys = ApiKeys.parse(f"local:{secret}:{settings.tenant}:C-1001:customer", policies)
             console.print("AGENTOPS_API_KEYS is not set: a key for this run only, customer C-1001")
             console.print(f"  Authorization: Bearer local:{secret}", markup=False)
-        else:
-            raise ConfigError(
-                f"host = {settings.host!r} is reachable by others: set AGENTOPS_API_KEYS before serving there"
-            )
         note = ensure_router(workspace)
         if note:
             console.print(note)
-        app = create_app(workspace, ApiKeys.parse(entry, workspace.project.policies), open_runtime)
+        app = create_app(workspace, keys, open_runtime)
         console.print(f"serving {settings.service} on http://{settings.host}:{settings.port}/v1/chat/completions")
-        uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", access_log=False)
+        uvicorn.run(
+            app, host=settings.host, port=settings.port, log_level="warning", access_log=False, server_header=False
+        )
 
 
 def register(app: typer.Typer) -> None:

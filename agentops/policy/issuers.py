@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentops.config import loopback
 from agentops.errors import PolicyError
 from agentops.policy.jwks import ALGORITHMS, read_keys
 from agentops.policy.names import NAME, SCOPE, SUBJECT
 
 MAX_LEEWAY_S = 60
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.json")
 _TEXTS = (
     "issuer", "audience", "jwks", "jwks_url", "user_claim", "tenant", "tenant_claim", "roles_claim", "description",
@@ -158,7 +158,7 @@ def _wrong(name: str, settings: Any, roles: Container[str]) -> list[str]:
 def _safe_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        local = parts.scheme == "http" and parts.hostname in LOOPBACK
+        local = parts.scheme == "http" and loopback(parts.hostname or "")
         valid = bool(parts.hostname) and parts.port != 0 and not parts.username and not parts.fragment
     except ValueError:
         return False

@@ -1,6 +1,6 @@
 """The FastAPI application: chat completions in OpenAI's shape, feedback, approvals.
 
-Invariant: every route but /healthz needs a valid API key; a caller sees and changes only its own tenant. Bodies are
+Invariant: every route but /healthz needs a valid credential; a caller sees and changes only its own tenant. Bodies are
 bounded before they are parsed. It holds no state of its own beyond the runtime it serves.
 """
 
@@ -11,16 +11,17 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentops.errors import AgentopsError
-from agentops.policy import ApiKeys, Approval, principal
+from agentops.errors import PolicyError
+from agentops.policy import DECIDE, ApiKeys, Approval
 from agentops.runtime import Answer, Runtime, new_request
+from agentops.server.auth import Callers, Refusals
+from agentops.server.errors import HEADERS, error, handle_errors
 from agentops.trace import trajectory, write_feedback
 from agentops.types import Feedback, Principal
 from agentops.workspace import Workspace
@@ -76,15 +77,30 @@ class DecisionBody(BaseModel):
 
 
 def create_app(
-    workspace: Workspace, keys: ApiKeys, open_runtime: Callable[[Workspace], AbstractAsyncContextManager[Runtime]]
+    workspace: Workspace,
+    keys: ApiKeys | None,
+    open_runtime: Callable[[Workspace], AbstractAsyncContextManager[Runtime]],
 ) -> FastAPI:
-    """The application. `open_runtime` is entered at start-up and left at shutdown."""
+    """The application. `open_runtime` is entered at start-up and left at shutdown.
+
+    Args:
+        workspace: the project that is served.
+        keys: API keys; None where only tokens of its issuers count.
+        open_runtime: opens what serves requests.
+
+    Raises:
+        ConfigError: there are neither keys nor issuers.
+    """
+    refusals = Refusals(workspace)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_runtime(workspace) as runtime:
             app.state.runtime = runtime
+            reporting = asyncio.create_task(refusals.keep())
             yield
+            reporting.cancel()
+            refusals.flush()
             workspace.tracing.flush()
 
     app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -95,37 +111,14 @@ def create_app(
         length = request.headers.get("content-length", "0")
         sized = length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY
         if request.headers.get("transfer-encoding") or not sized:
-            return _error(413, f"the body must declare a Content-Length of at most {MAX_BODY} bytes")
-        return await call_next(request)
+            return error(413, f"the body must declare a Content-Length of at most {MAX_BODY} bytes")
+        response = await call_next(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
-    @app.exception_handler(AgentopsError)
-    async def refused(_: Request, error: AgentopsError) -> JSONResponse:
-        return _error(409, str(error))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return _error(error.status_code, str(error.detail), error.headers)
-
-    def caller(
-        authorization: Annotated[str | None, Header()] = None,
-        x_agentops_user: Annotated[Identifier | None, Header()] = None,
-    ) -> Principal:
-        """The authenticated principal. A key with the role "service" acts for the user it names, for nobody else."""
-        who = keys.authenticate(authorization)
-        if who is None:
-            raise HTTPException(
-                401, "a valid API key is needed: Authorization: Bearer ID:SECRET", {"WWW-Authenticate": "Bearer"}
-            )
-        if "service" in who.roles:
-            if x_agentops_user is None:
-                raise HTTPException(400, "a service key acts for a user: name one in X-Agentops-User")
-            on_behalf = principal(workspace.project.policies, who.tenant, x_agentops_user, ("customer",))
-            return replace(on_behalf, actors=(*who.actors, who.user))
-        if x_agentops_user not in (None, who.user):
-            raise HTTPException(403, "only a service key may act for another user")
-        return who
-
-    Caller = Annotated[Principal, Depends(caller)]
+    handle_errors(app)
+    Caller = Annotated[Principal, Depends(Callers(workspace, keys, refusals))]
 
     def remember(answer: Answer, tenant: str, user: str) -> None:
         owners: OrderedDict[str, tuple[str, str]] = app.state.owners
@@ -152,7 +145,7 @@ def create_app(
             raise HTTPException(422, "the last message must be the user's and not empty")
         history = tuple({"role": message.role, "content": message.text} for message in body.messages[:-1])
         request_id = _repeated(who, idempotency_key, body) if idempotency_key else ""
-        session = x_agentops_session or body.metadata.get("session", "") or request_id
+        session = x_agentops_session or body.metadata.get("session", "")
         request = new_request(body.messages[-1].text, who, session, history, request_id)
         answer = await app.state.runtime.ask(request)
         remember(answer, who.tenant, who.user)
@@ -192,7 +185,14 @@ def create_app(
 
     @app.post("/v1/approvals/{approval_id}")
     async def decide(approval_id: Identifier, body: DecisionBody, who: Caller) -> dict[str, Any]:
-        found = workspace.approvals.get(approval_id, who.tenant)
+        if DECIDE not in who.scopes:  # before it is looked up: who decides nothing learns of nothing
+            raise HTTPException(403, "deciding approvals needs a role that is an approver")
+        try:
+            found = workspace.approvals.get(approval_id, who.tenant)
+        except PolicyError as missing:
+            raise HTTPException(404, str(missing)) from None
+        if not may_decide(found, who):
+            raise HTTPException(403, f"approval {approval_id!r} is for {found.approver}, and not for who asked for it")
         if found.status == "pending" and not await app.state.runtime.waits(found.run):
             raise HTTPException(
                 409, "the request waits on another machine, or its conversation is gone: decide it there"
@@ -210,13 +210,17 @@ def _repeated(who: Principal, key: str, body: ChatBody) -> str:
 
     It is the session too when none is given: effects are done once per step, plan and session.
     """
-    messages = [[message.role, message.text] for message in body.messages]
-    return hashlib.sha256(json.dumps([who.tenant, who.user, key, messages]).encode()).hexdigest()
+    return _digest(who, key, [[message.role, message.text] for message in body.messages])
+
+
+def _digest(who: Principal, *named: Any) -> str:
+    """What a caller names, as a value of its own: the same name by another user or tenant is another thing."""
+    return hashlib.sha256(json.dumps([who.tenant, who.user, *named]).encode()).hexdigest()
 
 
 def may_decide(item: Approval, who: Principal) -> bool:
     """Whether `who` has every role the approval needs and is not the one who asked."""
-    return set(item.approver.split("+")) <= who.roles and who.user != item.user
+    return DECIDE in who.scopes and set(item.approver.split("+")) <= who.roles and who.user != item.user
 
 
 def waiting(item: Approval) -> dict[str, Any]:
@@ -264,9 +268,3 @@ async def _chunks(shaped: dict[str, Any]) -> AsyncIterator[str]:
     last = {"index": 0, "delta": {}, "finish_reason": "stop"}
     yield f"data: {json.dumps({**base, 'choices': [last], 'agentops': shaped['agentops']})}\n\n"
     yield "data: [DONE]\n\n"
-
-
-def _error(status: int, message: str, headers: Any = None) -> JSONResponse:
-    return JSONResponse(
-        {"error": {"message": message, "type": "invalid_request_error", "code": status}}, status, headers
-    )
