@@ -1,7 +1,8 @@
 """Who calls: an API key or an identity provider's token, and for whom, with which of the rights.
 
 Invariant: tenant, user and roles come from the credential alone; headers name the user a service acts for, within its
-tenant, and take rights away. Every refused credential gets the same answer; its kind is counted, its content is not kept.
+tenant, and take rights away. Every refused credential gets one and the same answer; its kind is counted, its content is
+not kept.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What an error looks like over HTTP: one status per class of error, OpenAI's shape, and headers every answer has.
 
-Invariant: what went wrong on our side is logged under an id and told to nobody; what the caller did wrong is told in one
-sentence that repeats nothing they sent as a secret. It raises nothing and decides nothing.
+Invariant: what went wrong on our side is logged under an id and told to nobody; what the caller did wrong is told in
+one sentence that repeats no secret they sent. It raises nothing and decides nothing.
 """
 
 import logging
@@ -65,7 +65,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, raised: HTTPException) -> JSONResponse:
-        return error(raised.status_code, str(raised.detail), raised.headers)
+        return error(raised.status_code, raised.detail, raised.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, raised: RequestValidationError) -> JSONResponse:

@@ -136,7 +136,8 @@ def test_an_approval_over_http_resumes_the_request(served: tuple[TestClient, Wor
     assert client.get("/v1/approvals", headers={"Authorization": SHOP}).json()["data"] == []
     assert client.get("/v1/approvals", headers={"Authorization": OTHER}).json()["data"] == []
     path = f"/v1/approvals/{approval}"
-    assert client.post(path, json={"approve": True}, headers={"Authorization": SHOP}).status_code == 409
+    assert client.post(path, json={"approve": True}, headers={"Authorization": SHOP}).status_code == 403
+    assert client.post(path, json={"approve": True}, headers={"Authorization": DESK}).status_code == 403
     done = client.post(path, json={"approve": True, "reason": "fine"}, headers={"Authorization": MONEY})
     assert done.status_code == 200
     assert done.json()["request"]["status"] == "ok"
