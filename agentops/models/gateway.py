@@ -1,11 +1,13 @@
 """The one way to a language model of a provider: LiteLLM, with a deadline, bounded retries and a span for each call.
 
 Invariant: `timeout_s` bounds the call with all its retries, and whatever goes wrong is a ModelError whose text holds
-neither a key nor a piece of the conversation. It chooses no model, caches nothing and writes no prompt.
+neither a key nor a piece of the conversation. With a meter, tokens are reserved before anything is sent, and stay
+charged unless the provider says what was used. It chooses no model, caches nothing and writes no prompt.
 """
 
 import asyncio
 import json
+import logging
 import os
 import random
 import time
@@ -13,15 +15,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-from agentops.errors import ModelError
+from agentops.errors import AgentopsError, ModelError
 from agentops.trace import Tracing, names, set_attributes
 from agentops.types import Json, Message, ToolCall
 
 RETRIES = 2
 BACKOFF_S = 0.25  # before the first retry; doubles, with up to half of it added at random
 MAX_CHARACTERS = 1_000_000  # of an answer; a provider that sends more is broken
+BYTES_PER_TOKEN = 3  # of JSON, for the estimate that is reserved: English has about 4, other scripts fewer
+_LOG = logging.getLogger(__name__)
 
 # LiteLLM's exception -> (may be retried, what to do)
 _FAILURES = {
@@ -56,6 +60,22 @@ class Completion:
     attempts: int = 1
 
 
+class Meter(Protocol):
+    """What a run's model calls may use: `agentops.policy.TokenMeter`. Called from a thread."""
+
+    def reserve(self, tokens: int) -> Any:
+        """Set tokens aside.
+
+        Raises:
+            AgentopsError: a limit would be passed, or cannot be checked.
+        """
+        ...
+
+    def settle(self, held: Any, tokens: int | None, milliseconds: int) -> None:
+        """Charge what was used, and how long it took; None: nobody knows, what was reserved stays charged."""
+        ...
+
+
 async def complete(
     model: str,
     messages: Sequence[Message],
@@ -65,6 +85,7 @@ async def complete(
     temperature: float = 0.0,
     timeout_s: float = 30.0,
     tracing: Tracing | None = None,
+    meter: Meter | None = None,
     **options: Any,
 ) -> Completion:
     """Ask a model once.
@@ -79,6 +100,7 @@ async def complete(
         temperature: in [0, 2]; left out for models that do not take it.
         timeout_s: of the whole call with its retries, above 0.
         tracing: gets one "chat" span, with the conversation, usage and retries.
+        meter: reserves an estimate of the tokens before the call, and is told what was used.
         **options: passed to LiteLLM, for example `mock_response` or `response_format`.
 
     Raises:
@@ -113,7 +135,7 @@ async def complete(
             **({"tools": [dict(tool) for tool in tools]} if tools else {}),
             **options,
         }
-        answer = await _attempts(model, arguments, timeout_s, current)
+        answer = await _metered(model, arguments, timeout_s, current, meter)
         if current is not None:
             set_attributes(
                 current,
@@ -126,6 +148,31 @@ async def complete(
                 },
             )
         return answer
+
+
+async def _metered(
+    model: str, arguments: Mapping[str, Any], timeout_s: float, span: Any, meter: Meter | None
+) -> Completion:
+    if meter is None:
+        return await _attempts(model, arguments, timeout_s, span)
+    sent = json.dumps([arguments["messages"], arguments.get("tools")], default=str).encode()
+    try:
+        held = await asyncio.to_thread(meter.reserve, len(sent) // BYTES_PER_TOKEN + 1 + arguments["max_tokens"])
+    except AgentopsError as error:
+        raise ModelError(f"model {model!r} was not asked: {error}") from None
+    started, used = time.monotonic(), None
+    try:
+        answer = await _attempts(model, arguments, timeout_s, span)
+        if answer.input_tokens is not None and answer.output_tokens is not None:
+            used = answer.input_tokens + answer.output_tokens
+        return answer
+    finally:
+        milliseconds = round((time.monotonic() - started) * 1000)
+        settling = asyncio.ensure_future(asyncio.to_thread(meter.settle, held, used, milliseconds))
+        try:
+            await asyncio.shield(settling)  # also when the caller is cancelled
+        except AgentopsError as error:
+            _LOG.warning("tokens reserved for a model call stay charged: %s", error)
 
 
 async def _attempts(model: str, arguments: Mapping[str, Any], timeout_s: float, span: Any) -> Completion:
