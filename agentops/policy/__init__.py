@@ -12,6 +12,7 @@ from agentops.policy.keys import ApiKeys
 from agentops.policy.killswitch import Kill, KillSwitch
 from agentops.policy.labels import Readings
 from agentops.policy.limits import UNLIMITED, DailyLimits, Limits
+from agentops.policy.live import LivePolicy, PolicyStatus
 from agentops.policy.policyset import PolicySet
 from agentops.policy.schema import generate_schema
 from agentops.policy.tokens import TokenRefused, Tokens
@@ -28,7 +29,9 @@ __all__ = [
     "Kill",
     "KillSwitch",
     "Limits",
+    "LivePolicy",
     "PolicySet",
+    "PolicyStatus",
     "Readings",
     "Refused",
     "Reservation",

@@ -6,13 +6,13 @@ it. Checks read files and ask the policy set; no tool runs.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentops.errors import PolicyError
-from agentops.policy.cedar import read_policies
+from agentops.policy.cedar import Policy, read_policies
 from agentops.policy.identity import identities, identity_problems, principal
 from agentops.policy.policyset import PolicySet
 from agentops.policy.schema import generate_schema
@@ -20,6 +20,7 @@ from agentops.types import AgentSpec, Decision, Json, Labels, Problem, Run, Tool
 
 FILE = "decisions.toml"
 SCHEMA_FILE = "schema.cedarschema"
+SHADOW = "shadow"  # folder beside them with a complete candidate set, which decides nothing
 EXPECTED = ("allow", "deny", "approve")
 _TYPES: dict[str, type] = {
     "name": str,
@@ -67,15 +68,11 @@ def policy_problems(folder: Path, tools: Mapping[str, ToolSpec], agents: Mapping
     needed = {scope for spec in tools.values() for scope in spec.scopes}
     people = identity_problems(folder, needed)
     problems += people
+    shadow = folder / SHADOW
+    candidates = read_policies(shadow, tools, schema) if any(shadow.glob("*.cedar")) else ([], [])
+    problems += candidates[1]
     if not people:
-        roles = identities(folder).roles
-        for policy in policies:
-            for role in filter(None, policy.advice.split("+")):
-                if role not in roles or not roles[role].approver:
-                    message = (
-                        f"policy {policy.id!r} waits for role {role!r}, which identities.toml does not make an approver"
-                    )
-                    problems.append(Problem(policy.file, policy.line, message))
+        problems += approver_problems(folder, [*policies, *candidates[0]])
     cases, more = read_cases(folder)
     problems += more
     if not broken and not people:
@@ -85,6 +82,21 @@ def policy_problems(folder: Path, tools: Mapping[str, ToolSpec], agents: Mapping
             if wrong:
                 problems.append(Problem(f"{folder.name}/{FILE}", case.line, f"decision {case.name!r}: {wrong}"))
     return problems
+
+
+def approver_problems(folder: Path, policies: Iterable[Policy]) -> list[Problem]:
+    """Policies that wait for a role whose people decide nothing. identities.toml itself must be usable."""
+    roles = identities(folder).roles
+    return [
+        Problem(
+            policy.file,
+            policy.line,
+            f"policy {policy.id!r} waits for role {role!r}, which identities.toml does not make an approver",
+        )
+        for policy in policies
+        for role in filter(None, policy.advice.split("+"))
+        if role not in roles or not roles[role].approver
+    ]
 
 
 def write_schema(folder: Path, tools: Mapping[str, ToolSpec], agents: Mapping[str, AgentSpec]) -> Path:
