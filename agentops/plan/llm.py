@@ -47,6 +47,7 @@ class Completion(Protocol):
 
 
 Complete = Callable[..., Awaitable[Completion]]
+MakeMeter = Callable[[Request, tuple[Route, ...]], Any]  # -> `agentops.models.gateway.Meter`
 
 
 class ModelPlanner:
@@ -56,12 +57,16 @@ class ModelPlanner:
         model: LiteLLM name of the model.
         tracing: where the model calls are traced.
         complete: `agentops.models.gateway.complete`, or one like it.
+        meter: makes the meter of a request's tokens; None: nothing is counted.
     """
 
-    def __init__(self, model: str, tracing: Any = None, complete: Complete | None = None) -> None:
+    def __init__(
+        self, model: str, tracing: Any = None, complete: Complete | None = None, meter: MakeMeter | None = None
+    ) -> None:
         self._model = model
         self._tracing = tracing
         self._complete = complete
+        self._meter = meter
 
     async def plan(self, request: Request, routes: tuple[Route, ...], tools: Mapping[str, ToolSpec]) -> Plan:
         """The model's plan; a hand-over when there are no tools, or the model fails or writes none that parses."""
@@ -74,9 +79,10 @@ class ModelPlanner:
             {"role": "user", "content": _asked(request, routes)},
         ]
         problem = ""
+        meter = self._meter(request, routes) if self._meter is not None else None
         for _ in range(1 + RETRIES):
             try:
-                written = await self._ask(messages)
+                written = await self._ask(messages, meter)
             except ModelError as error:
                 _LOG.warning("planner model %s failed: %s", self._model, error)
                 return hand_over("the planner model failed", request, source)
@@ -92,13 +98,19 @@ class ModelPlanner:
         _LOG.warning("planner model %s wrote no valid plan: %s", self._model, problem)
         return hand_over("the planner model wrote no valid plan", request, source)
 
-    async def _ask(self, messages: list[Message]) -> str:
+    async def _ask(self, messages: list[Message], meter: Any) -> str:
         if self._complete is None:
             from agentops.models.gateway import complete  # LiteLLM takes seconds to import
 
             self._complete = complete
         answer = await self._complete(
-            self._model, messages, max_tokens=MAX_TOKENS, temperature=0.0, timeout_s=TIMEOUT_S, tracing=self._tracing
+            self._model,
+            messages,
+            max_tokens=MAX_TOKENS,
+            temperature=0.0,
+            timeout_s=TIMEOUT_S,
+            tracing=self._tracing,
+            meter=meter,
         )
         return answer.text or ""
 

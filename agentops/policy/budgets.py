@@ -173,7 +173,7 @@ class Budgets:
         with self._lock:
             accounts = self._open.pop(reservation.id, ())
             accounts = tuple(one for one in accounts if one.day in ("", reservation.day))  # yesterday's are gone
-            used = (reservation.tokens if spent else 0) if tokens is None else tokens
+            used = (reservation.tokens if spent else 0) if tokens is None else min(max(0, tokens), NO_LIMIT)
             back = (0, 0 if spent else -reservation.money_cents, min(0, used - reservation.tokens), 0)
             for account in accounts:
                 account.left += 0 if spent else reservation.calls
