@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypedDict
 from weakref import WeakValueDictionary
 
@@ -24,6 +25,7 @@ from agentops import project as projects
 from agentops.act import ToolGateway, execute
 from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError
 from agentops.plan import ModelPlanner, Playbooks, answer, parse
+from agentops.policy import TokenMeter
 from agentops.release import assign
 from agentops.route import TextRouter
 from agentops.threads import checkpointer
@@ -33,6 +35,7 @@ from agentops.types import (
     AgentSpec,
     Assignment,
     Gateway,
+    Labels,
     Message,
     Plan,
     Planner,
@@ -49,6 +52,7 @@ _results = TypeAdapter(dict[str, ToolResult])
 _routes = TypeAdapter(tuple[Route, ...])
 _request = TypeAdapter(Request)
 
+_NOBODY = AgentSpec("none", frozenset(), frozenset(), max_calls=0)  # of a route without an agent
 OWN_LABELS = "own-labels"  # in a manifest: a router over its data's labels; it belongs to no definition
 FAILED = (
     "Something went wrong on our side. Part of your request may be done already: please check before you ask again."
@@ -283,7 +287,7 @@ class Runtime:
 
     def _agent(self, name: str) -> AgentSpec:
         """The sub-agent's ceiling; a route without one may do nothing."""
-        return self._agents.get(name) or AgentSpec("none", frozenset(), frozenset(), max_calls=0)
+        return self._agents.get(name) or _NOBODY
 
     def _run(self, request: Request, routes: tuple[Route, ...], trace_id: str) -> Run:
         """The run of steps that name no sub-agent of their own: under the first route's ceiling."""
@@ -291,9 +295,25 @@ class Runtime:
         seconds = max(self._agent(route.agent).max_seconds for route in routes)
         # The plan must end before the request does: what is cut off from outside has no results to tell.
         seconds = min(seconds, 0.9 * self._workspace.project.settings.request_timeout_s)
+        said = [str(message.get("content") or "") for message in request.history if message.get("role") == "user"]
         return Run(
-            request.id, request.session, request.principal, spec, self._workspace.clock.now() + seconds, trace_id
+            request.id,
+            request.session,
+            request.principal,
+            spec,
+            self._workspace.clock.now() + seconds,
+            trace_id,
+            "\n".join([*said, request.text]),
+            self._history_labels(request),
         )
+
+    def _history_labels(self, request: Request) -> Labels:
+        """Of what a caller brings along without naming its conversation: nobody knows what that was derived from."""
+        if request.known:
+            return Labels("trusted", "public")
+        others = [message for message in request.history if message.get("role") not in ("user", "system", "developer")]
+        asked = all(str(message.get("content") or "") in self._questions for message in others)
+        return Labels("trusted" if asked else "untrusted", "public")
 
     def _parsed(self, stored: Mapping[str, Any]) -> Plan:
         if stored["handoff"]:
@@ -363,8 +383,17 @@ def planner(workspace: Workspace) -> tuple[Planner, dict[str, str]]:
     module = projects.module(workspace.project.root, "routers.planner.playbooks")
     playbooks = Playbooks(definition, module.extract)
     model = workspace.project.settings.planner_model
-    fallback = ModelPlanner(model, tracing=workspace.tracing) if model else None
+    meter = partial(_meter, workspace)
+    fallback = ModelPlanner(model, tracing=workspace.tracing, meter=meter) if model else None
     return (WithFallback(playbooks, fallback) if fallback else playbooks), playbooks.questions()
+
+
+def _meter(workspace: Workspace, request: Request, routes: tuple[Route, ...]) -> TokenMeter:
+    """Of what planning a request may use: the tokens of its first route's agent, and of the user's and tenant's day."""
+    agent = workspace.project.agents.get(routes[0].agent if routes else "") or _NOBODY
+    deadline = workspace.clock.now() + workspace.project.settings.request_timeout_s
+    run = Run(request.id, request.session, request.principal, agent, deadline)
+    return TokenMeter(workspace.budgets, run)
 
 
 class WithFallback:
@@ -390,11 +419,13 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
         parts.audit,
         parts.approvals,
         parts.budgets,
+        parts.readings,
         parts.cache,
         parts.world,
         parts.clock,
         parts.tracing,
         parts.redactor,
+        kill=parts.kill,
     )
     planned, questions = planner(parts)
 
@@ -416,5 +447,5 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
 def new_request(
     text: str, principal: Any, session: str = "", history: tuple[Message, ...] = (), id: str = ""
 ) -> Request:
-    """A Request with fresh ids where none are given."""
-    return Request(id or uuid.uuid4().hex, text, principal, session or uuid.uuid4().hex, history)
+    """A Request with fresh ids where none are given; without a session, it is a conversation of its own."""
+    return Request(id or uuid.uuid4().hex, text, principal, session or id or uuid.uuid4().hex, history, known=bool(session))

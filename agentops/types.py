@@ -36,6 +36,21 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """Information-flow labels. They join: untrusted wins, the most confidential wins."""
+
+    integrity: Literal["trusted", "untrusted"] = "trusted"
+    confidentiality: Literal["public", "internal", "personal", "secret"] = "internal"
+
+    def join(self, other: "Labels") -> "Labels":
+        order = ("public", "internal", "personal", "secret")
+        return Labels(
+            integrity="untrusted" if "untrusted" in (self.integrity, other.integrity) else "trusted",
+            confidentiality=max(self.confidentiality, other.confidentiality, key=order.index),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """Who asks. Rights of a call are scopes ∩ the agent's ceiling ∩ what the tool needs."""
 
@@ -71,25 +86,11 @@ class Run:
     deadline: float  # clock time (Clock.now()) after which no call starts
     trace_id: str = ""
     request: str = field(default="", repr=False)  # the user's own words: what they name, they asked for
+    labels: Labels = Labels("trusted", "public")  # of what came along with the request
 
     @property
     def scopes(self) -> frozenset[str]:
         return self.principal.scopes & self.agent.scopes
-
-
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Information-flow labels. They join: untrusted wins, the most confidential wins."""
-
-    integrity: Literal["trusted", "untrusted"] = "trusted"
-    confidentiality: Literal["public", "internal", "personal", "secret"] = "internal"
-
-    def join(self, other: "Labels") -> "Labels":
-        order = ("public", "internal", "personal", "secret")
-        return Labels(
-            integrity="untrusted" if "untrusted" in (self.integrity, other.integrity) else "trusted",
-            confidentiality=max(self.confidentiality, other.confidentiality, key=order.index),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,8 @@ class ToolSpec:
     idempotent: bool = False  # safe to retry with the same idempotency key
     amount_arg: str = ""  # effect "money": the argument that carries minor units
     labels: Labels = Labels()  # of every result
+    reads: tuple[str, ...] = ()  # tag templates of stored values a result may hold: their labels come back with it
+    declassifies: bool = False  # a result has `labels` alone, whatever the arguments had: every use is recorded
     isolation: Isolation | None = None  # None: it runs in the gateway's process, on the project's world
     digest: str = ""
 
@@ -161,6 +164,12 @@ class Tool:
 
     spec: ToolSpec
     function: Callable[..., Any]  # async def f(ctx, **arguments) -> Json
+
+    @property
+    def defaults(self) -> dict[str, Json]:
+        """Default values of the arguments that have one."""
+        properties = self.spec.parameters.get("properties", {})
+        return {name: schema["default"] for name, schema in properties.items() if "default" in schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +224,7 @@ class Request:
     session: str  # conversation id; the unit of assignment and of canary statistics
     history: tuple[Message, ...] = ()
     attachments: tuple[Attachment, ...] = ()
+    known: bool = True  # the caller named the session: what it has read is on record
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The only door to a tool. Every call takes the same path:
 
-    canonicalise -> reserve budget -> decide -> approval -> [cache] -> record -> run -> label -> record -> settle
+    canonicalise -> stopped? -> label arguments -> reserve budget -> decide -> approval -> [cache] -> record -> run
+        -> label -> record -> settle
 
 Invariant: the tool receives exactly the arguments the decision was made on, after a durable record of the intent when
 it changes anything (a read's record is handed in first and durable with the log's next flush). Whatever fails on the
@@ -10,34 +11,34 @@ and stays charged; nothing repeats it.
 """
 
 import asyncio
+import functools
 import hashlib
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentops.act import records
 from agentops.act.invoke import Outcome, internal_error, invoke
+from agentops.act.protocols import DecisionRecords, KillSwitch, Workers
 from agentops.act.tool import Context
 from agentops.act.tool import arguments as canonical_arguments
 from agentops.cache import Cache, CacheKey, scope
 from agentops.errors import AgentopsError, AuditError, StoreError, ToolError
 from agentops.graph import Clock
-from agentops.types import CallStatus, Decision, Json, Labels, Level, Run, Tool, ToolCall, ToolResult, ToolSpec
+from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCall, ToolResult
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar, OpenTelemetry and DuckDB
     from agentops.audit import Audit
-    from agentops.policy import Approvals, Budgets, PolicySet, Reservation
+    from agentops.policy import Approvals, Budgets, PolicySet, Readings, Reservation
     from agentops.redact import Redactor
     from agentops.trace import Tracing
 
 MAX_ARGUMENTS = 64 * 1024  # bytes of JSON
-_RUNS = 100_000  # whose labels are remembered
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger(__name__)
 
@@ -58,41 +59,6 @@ class _Failed(Exception):
         self.outcome = outcome
 
 
-class KillSwitch(Protocol):
-    """Implemented by `agentops.policy.KillSwitch`."""
-
-    async def stopped(self, run: Run, spec: ToolSpec) -> str:
-        """Why this call must not begin, as one safe sentence; "" when it may."""
-        ...
-
-
-class DecisionRecords(Protocol):
-    """Implemented by `agentops.policy.DecisionRecords`."""
-
-    def post(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json], decision: Decision) -> None:
-        """Keep a decision with everything it was made on. Never raises and never waits."""
-        ...
-
-
-class Workers(Protocol):
-    """Implemented by `agentops.act.sandbox.Workers`: processes that isolated tools run in."""
-
-    @property
-    def level(self) -> Level:
-        """The isolation this machine achieves."""
-        ...
-
-    async def call(self, tool: Tool, context: Context, arguments: Mapping[str, Json], timeout_s: float) -> Json:
-        """Run an isolated tool in a process of its own; a process that does not answer in time is killed.
-
-        Raises:
-            ToolError: the tool refuses.
-            SandboxError: the isolation that the tool asks for is not to be had, or the process broke.
-            TimeoutError: it took longer than `timeout_s` seconds of real time.
-        """
-        ...
-
-
 class ToolGateway:
     """Implements `types.Gateway`.
 
@@ -102,6 +68,7 @@ class ToolGateway:
         audit: where decisions, intents and outcomes are recorded.
         approvals: what waits for a person.
         budgets: calls and money per run and per user and day.
+        readings: what conversations have read: labels, and values that later arguments may come from.
         cache: results of reads that may be reused.
         world: what the tools work on, handed to them as `ctx.world`.
         clock: deadlines are measured on it.
@@ -119,6 +86,7 @@ class ToolGateway:
         audit: "Audit",
         approvals: "Approvals",
         budgets: "Budgets",
+        readings: "Readings",
         cache: Cache,
         world: Any,
         clock: Clock,
@@ -135,12 +103,13 @@ class ToolGateway:
         self._audit = audit
         self._approvals = approvals
         self._budgets = budgets
+        self._readings = readings
         self._cache = cache
         self._world = world
         self._clock = clock
         self._tracing = tracing
         self._redactor = redactor
-        self._seen: OrderedDict[tuple[str, str], Labels] = OrderedDict()
+        self._read = {template for tool in self._tools.values() for template in tool.spec.reads}
         self._background: set[asyncio.Future[None]] = set()
 
     async def call(self, run: Run, call: ToolCall) -> ToolResult:
@@ -188,15 +157,17 @@ class ToolGateway:
         approval_id, cached = "", False
         try:
             tool, call = self._canonical(run, call, tell)
-            labels = tool.spec.labels.join(call.labels)
+            await self._stopped(run, tool, call)
+            call, facts = self._labelled(run, tool, call)
+            labels = tool.spec.labels if tool.spec.declassifies else tool.spec.labels.join(call.labels)
             reservation = self._reserve(run, tool, call)
             spent = False
             try:
-                decision, approval_id = self._decide(run, tool, call)
+                decision, approval_id = self._decide(run, tool, call, facts)
                 spent = True  # from here on its end may be unknown
                 outcome, cached = await self._allowed(run, tool, call, decision, approval_id)
                 spent = not (outcome.refused and tool.spec.effect == "money")
-                self._remember(run, labels)  # also an error's text is what the tool's sources wrote
+                labels = self._remember(run, tool, call, outcome, labels)
             except _Refused:
                 spent = False
                 raise
@@ -205,10 +176,10 @@ class ToolGateway:
         except _Refused as refused:
             outcome = Outcome(refused.status, error=refused.error)
             decision, approval_id = refused.decision or decision, refused.approval_id
-        except StoreError as error:  # only before the tool runs: nothing after it needs the shared state to succeed
+        except StoreError as error:  # before the tool runs, or its labels cannot be kept: then its result stays here
             _LOG.warning("a call was refused: %s", error)
             outcome = Outcome(
-                "error", error=f"{call.tool}: budgets and approvals cannot be checked now; try again later"
+                "error", error=f"{call.tool}: budgets, labels and approvals cannot be checked now; try again later"
             )
         except Exception as error:  # noqa: BLE001 - fail closed: nothing unforeseen may pass or reach the caller
             outcome = internal_error(call.tool if call.tool in self._tools else "unknown", error, self._redactor)
@@ -256,6 +227,30 @@ class ToolGateway:
         key = call.idempotency_key or hashlib.sha256(f"{run.id}\n{call.id}".encode()).hexdigest()
         return tool, replace(call, arguments=given, idempotency_key=key)
 
+    async def _stopped(self, run: Run, tool: Tool, call: ToolCall) -> None:
+        reason = await self._kill.stopped(run, tool.spec) if self._kill is not None else ""
+        if reason:
+            stopped = Decision("deny", f"{call.tool}: {reason}", ("kill-switch",))
+            self._post(self._record(run, tool, call, "tool.decision", stopped))
+            raise _Refused("denied", stopped.reason, stopped)
+
+    def _labelled(self, run: Run, tool: Tool, call: ToolCall) -> tuple[ToolCall, dict[str, Json]]:
+        """The call with the labels of its arguments, and what the policies may know of where they come from."""
+        seen = self._readings.seen(run, effect=tool.spec.effect != "read")
+        sources = self._readings.sources(run, call.arguments, tool.defaults, call.sources)
+        labels = call.labels
+        composed = seen.integrity == "untrusted" and "derived" in sources.values()
+        if composed or "untrusted" in sources.values():  # what a model composes after outsiders spoke may be theirs
+            labels = labels.join(Labels("untrusted", "public"))
+        facts: dict[str, Json] = {
+            "untrusted_seen": "untrusted" in (seen.integrity, call.labels.integrity),
+            "seen_confidentiality": seen.join(call.labels).confidentiality,
+            "sources": sources,
+            "isolation": self._workers.level if tool.spec.isolation is not None and self._workers else "none",
+            "approved": False,
+        }
+        return replace(call, labels=labels, sources=sources), facts
+
     def _reserve(self, run: Run, tool: Tool, call: ToolCall) -> "Reservation":
         from agentops.policy.budgets import Refused  # loaded by whoever built the budgets
 
@@ -275,20 +270,16 @@ class ToolGateway:
 
     # ---------------------------------------------------------------- the decision
 
-    def _decide(self, run: Run, tool: Tool, call: ToolCall) -> tuple[Decision, str]:
+    def _decide(self, run: Run, tool: Tool, call: ToolCall, known: Mapping[str, Json]) -> tuple[Decision, str]:
         """An allowing decision and the approval it rests on ("" = none)."""
-        seen = self._seen.get((run.principal.tenant, run.id), Labels()).join(call.labels)
         calls, money = self._budgets.used(run)
-        facts: dict[str, Json] = {
-            "calls_used": calls,
-            "money_used_cents": money,
-            "untrusted_seen": seen.integrity == "untrusted",
-            "approved": False,
-        }
+        facts = {**known, "calls_used": calls, "money_used_cents": money}
         decision = self._policy.decide(run, call, tool.spec, facts)
         approval_id = ""
         if decision.effect == "approve":
             decision, approval_id = self._approved(run, tool, call, decision, facts)
+        elif self._decisions is not None:
+            self._decisions.post(run, call, tool.spec, facts, decision)
         if decision.effect != "allow":
             self._post(self._record(run, tool, call, "tool.decision", decision))
             raise _Refused("denied", decision.reason, decision)
@@ -300,7 +291,11 @@ class ToolGateway:
         """The decision under the approval of this very call; asks for one when there is none."""
         approval = self._approvals.request(run, call, tool.spec, asked)
         if approval.status == "approved":
-            decision = self._policy.decide(run, call, tool.spec, {**facts, "approved": approval.approver})
+            facts = {**facts, "approved": approval.approver}
+        decision = self._policy.decide(run, call, tool.spec, facts) if approval.status == "approved" else asked
+        if self._decisions is not None:
+            self._decisions.post(run, call, tool.spec, facts, decision)
+        if approval.status == "approved":
             if decision.effect == "allow":
                 return decision, approval.id
             return replace(decision, effect="deny"), ""
@@ -331,6 +326,9 @@ class ToolGateway:
         except AuditError:
             raise _Refused("error", f"{call.tool}: it cannot be recorded, so it was not done", decision) from None
         outcome, cached, status = Outcome("error"), False, "cancelled"
+        stored = tuple(template for template in tool.spec.invalidates if template in self._read)
+        if stored:  # before it is written: no reader may find it without its labels
+            self._readings.store(run.principal.tenant, records.tags(stored, call.arguments), call.labels)
         try:
             if tool.spec.cache is not None and not effect and not approval_id:
                 outcome, cached = await self._cached(run, tool, call, decision)
@@ -359,17 +357,17 @@ class ToolGateway:
             outcome = await self._invoke(run, tool, call)
             if outcome.status != "ok":
                 raise _Failed(outcome)
-            return outcome.value
+            return outcome.stored()
 
         try:
             value, hit = await self._cache.get_or_call(key, rule, records.tags(rule.tags, call.arguments), read)
         except _Failed as failed:
             return failed.outcome, False
-        return Outcome("ok", value, encoded=orjson.dumps(value)), hit
+        return Outcome.restored(value), hit
 
     async def _invoke(self, run: Run, tool: Tool, call: ToolCall) -> Outcome:
         context = Context(run, self._world, self._clock, call.id, call.idempotency_key)
-        return await invoke(tool, context, call.arguments, self._redactor)
+        return await invoke(tool, context, call.arguments, self._redactor, self._workers)
 
     # ---------------------------------------------------------------- records and bookkeeping
 
@@ -394,13 +392,18 @@ class ToolGateway:
         except AgentopsError as error:
             _LOG.warning("a reservation stays counted as spent: %s", error)
 
-    def _remember(self, run: Run, labels: Labels) -> None:
-        """Join labels into what this run has seen."""
-        key = (run.principal.tenant, run.id)
-        self._seen[key] = self._seen.get(key, Labels()).join(labels)
-        self._seen.move_to_end(key)
-        if len(self._seen) > _RUNS:
-            self._seen.popitem(last=False)
+    def _remember(self, run: Run, tool: Tool, call: ToolCall, outcome: Outcome, labels: Labels) -> Labels:
+        """Join what was returned into what the conversation has read; the labels of the whole result."""
+        if tool.spec.reads:
+            labels = labels.join(
+                self._readings.stored(run.principal.tenant, records.tags(tool.spec.reads, call.arguments))
+            )
+        if tool.spec.declassifies and labels != labels.join(call.labels):
+            self._post(records.declassified(run, call, labels))
+        # Also an error's text is what the tool's sources wrote.
+        parts = [(outcome.plain or outcome.error, labels), *outcome.marked]
+        self._readings.remember(run, parts, effect=tool.spec.effect != "read")
+        return functools.reduce(Labels.join, (marks for _, marks in outcome.marked), labels)
 
     async def _apart(self, work: Awaitable[None]) -> None:
         """Wait for `work`, which goes on when the caller is cancelled."""

@@ -8,17 +8,18 @@ with the same idempotency key. It decides and records nothing.
 import logging
 import secrets
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentops.act.deadline import within
-from agentops.act.tool import Context
-from agentops.errors import ToolError
-from agentops.types import CallStatus, Json, Tool
+from agentops.act.protocols import Workers
+from agentops.act.tool import Context, Marked
+from agentops.errors import SandboxError, ToolError
+from agentops.types import CallStatus, Json, Labels, Tool
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load the recognisers
     from agentops.redact import Redactor
@@ -37,9 +38,25 @@ class Outcome:
     error: str = ""
     refused: bool = False
     encoded: bytes = b""  # the value as JSON
+    plain: Json = None  # the value without what is marked in it
+    marked: tuple[tuple[Json, Labels], ...] = ()  # parts of the value with labels of their own
+
+    def stored(self) -> Json:
+        """An ok outcome as JSON, for a cache: labels travel with the value."""
+        marked = [[value, labels.integrity, labels.confidentiality] for value, labels in self.marked]
+        return {"value": self.value, "plain": self.plain, "marked": marked} if marked else {"value": self.value}
+
+    @classmethod
+    def restored(cls, stored: Json) -> "Outcome":
+        """The outcome that `stored` was made of."""
+        value = stored["value"]
+        marked = tuple((part, Labels(*labels)) for part, *labels in stored.get("marked", ()))
+        return cls("ok", value, encoded=orjson.dumps(value), plain=stored.get("plain", value), marked=marked)
 
 
-async def invoke(tool: Tool, context: Context, arguments: Mapping[str, Json], redactor: "Redactor") -> Outcome:
+async def invoke(
+    tool: Tool, context: Context, arguments: Mapping[str, Json], redactor: "Redactor", workers: Workers | None = None
+) -> Outcome:
     """Run `tool` until its time-out or the run's deadline, whichever comes first on the context's clock.
 
     Returns:
@@ -52,11 +69,14 @@ async def invoke(tool: Tool, context: Context, arguments: Mapping[str, Json], re
         if limit <= 0:
             break
         try:
-            return _checked(name, await within(clock, limit, _called(tool, context, arguments)))
+            return _checked(name, await within(clock, limit, _called(tool, context, arguments, workers, limit)))
         except TimeoutError:
             outcome = Outcome("timeout", error=f"{name} did not answer in time")
         except ConnectionError:
             outcome = Outcome("error", error=f"{name}: the service behind it could not be reached; try again later")
+        except SandboxError as error:
+            _LOG.warning("%s was not run: %s", name, error)
+            return Outcome("error", error=f"{name}: it cannot be run safely here")
         except ToolError as error:
             text = redactor.text(str(error), context.run.principal.tenant)
             return Outcome("error", error=text[:MAX_ERROR], refused=True)
@@ -75,7 +95,13 @@ def internal_error(name: str, error: BaseException, redactor: "Redactor") -> Out
     return Outcome("error", error=f"{name}: internal error ({id})")
 
 
-async def _called(tool: Tool, context: Context, arguments: Mapping[str, Json]) -> Json:
+async def _called(
+    tool: Tool, context: Context, arguments: Mapping[str, Json], workers: Workers | None, limit: float
+) -> Json:
+    if tool.spec.isolation is not None:
+        if workers is None:
+            raise SandboxError(f"{tool.spec.name} runs only in a process of its own, and none can be started here")
+        return await workers.call(tool, context, arguments, limit)
     try:
         return await tool.function(context, **arguments)
     except SystemExit as error:
@@ -84,12 +110,34 @@ async def _called(tool: Tool, context: Context, arguments: Mapping[str, Json]) -
 
 def _checked(name: str, value: Json) -> Outcome:
     """A result as JSON within bounds. Tuples become lists; NaN and infinity, which JSON lacks, become null."""
+    marked: list[tuple[Json, Labels]] = []
+
+    def note(part: Marked) -> Json:
+        marked.append((part.value, part.labels))
+        return part.value
+
     try:
-        encoded = orjson.dumps(value)
+        encoded = _dumped(value, note)
+        plain = _dumped(value, lambda _: None) if marked else encoded
+        parts = tuple((orjson.loads(_dumped(part, lambda inner: inner.value)), labels) for part, labels in marked)
     except orjson.JSONEncodeError as error:
         raise RuntimeError(f"the result has no JSON form: {error}") from None
     if len(encoded) > MAX_RESULT:
         return Outcome(
             "error", error=f"{name}: the result has {len(encoded)} bytes, at most {MAX_RESULT}: ask for less"
         )
-    return Outcome("ok", orjson.loads(encoded), encoded=encoded)
+    decoded = orjson.loads(encoded)
+    return Outcome("ok", decoded, encoded=encoded, plain=orjson.loads(plain) if marked else decoded, marked=parts)
+
+
+def _dumped(value: Json, marked: Callable[[Marked], Json]) -> bytes:
+    """`value` as JSON, with what `marked` makes of each marked part in its place."""
+
+    def other(part: Any) -> Json:
+        if isinstance(part, Marked):
+            return marked(part)
+        if is_dataclass(part) and not isinstance(part, type):
+            return {field.name: getattr(part, field.name) for field in fields(part)}
+        raise TypeError(f"{type(part).__name__} is no JSON")
+
+    return orjson.dumps(value, default=other, option=orjson.OPT_PASSTHROUGH_DATACLASS)

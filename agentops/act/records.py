@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from agentops.errors import StoreError
-from agentops.types import Decision, Json, Run, ToolCall, ToolSpec
+from agentops.types import Decision, Json, Labels, Run, ToolCall, ToolSpec
 
 if TYPE_CHECKING:  # built by the conductors
     from agentops.audit import Audit
@@ -82,6 +82,21 @@ def ended(audit: "Audit", run: Run, call: ToolCall, status: str, cached: bool, r
         "status": status,
         "cached": cached,
         "result": shown,
+    }
+
+
+def declassified(run: Run, call: ToolCall, labels: Labels) -> dict[str, Json]:
+    """The record of a result that has weaker labels than the arguments it was made from."""
+    return {
+        "type": "label.declassified",
+        "tenant": run.principal.tenant,
+        "agent": run.agent.name,
+        "run": run.id,
+        "trace": run.trace_id,
+        "call": call.id,
+        "tool": call.tool,
+        "from": [call.labels.integrity, call.labels.confidentiality],
+        "to": [labels.integrity, labels.confidentiality],
     }
 
 

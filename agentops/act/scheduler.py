@@ -7,6 +7,7 @@ Time is the injected clock's. The gateway decides, records and bounds every call
 """
 
 import asyncio
+import functools
 import hashlib
 import json
 import logging
@@ -21,6 +22,7 @@ from agentops.types import AgentSpec, CallStatus, Gateway, Labels, Plan, Run, St
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 1.0  # the gateway ends calls at the run's deadline; what it could not end is cancelled this much later
+LEAST = Labels("trusted", "public")
 _NOTHING: Mapping[str, ToolResult] = {}
 _NOBODY: Mapping[str, AgentSpec] = {}
 
@@ -94,9 +96,6 @@ class _Execution:
             for step, result in done.items()
             if step in self._steps and result.status not in ("pending", "skipped")
         }
-        self._before = Labels()  # what the run had seen before this turn: it may have been in another process
-        for result in self._done.values():
-            self._before = self._before.join(result.labels)
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -127,15 +126,19 @@ class _Execution:
     async def _call(self, step: Step) -> None:
         key = idempotency_key(self._run, self._plan, step.id)
         values = {name: self.results[name].value for name in self._needs[step.id]}
-        labels = self._before
-        for name in self._needs[step.id]:
-            labels = labels.join(self.results[name].labels)
+        labels, sources = LEAST, {}
+        for argument, value in step.arguments.items():
+            used = [self.results[name].labels for name in graph.references(value)]
+            if used:  # what a plan takes from a result has the result's label; the rest the gateway looks up
+                worst = functools.reduce(Labels.join, used)
+                sources[argument] = worst.integrity
+                labels = labels.join(worst)
         try:
             arguments = graph.resolve(step.arguments, values)
         except ValueError as error:
             self._finish(step.id, self._failed(step, "error", f"{step.tool}: {error}"))
             return
-        call = ToolCall(f"{step.id}-{key[:12]}", step.tool, arguments, labels, key)
+        call = ToolCall(f"{step.id}-{key[:12]}", step.tool, arguments, labels, key, sources)
         try:
             result = await self._gateway.call(self._run_of(step), call)
         except Exception as error:  # noqa: BLE001 - a broken gateway must end one step, not lose the others' results

@@ -33,6 +33,17 @@ class Context:
     idempotency_key: str  # the same for every retry of one intended effect
 
 
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A part of a tool's result with labels of its own: `{"subject": Marked(text, Labels("untrusted"))}`.
+
+    They only add to the tool's declared labels, which hold for the rest of the result.
+    """
+
+    value: Json
+    labels: Labels
+
+
 def tool(
     *,
     effect: Effect,
@@ -43,6 +54,8 @@ def tool(
     idempotent: bool = False,
     amount: str = "",
     labels: Labels = Labels(),
+    reads: tuple[str, ...] = (),
+    declassifies: bool = False,
     isolation: Isolation | None = None,
     pack: str = "",
 ) -> Callable[[Callable[..., Any]], Tool]:
@@ -57,6 +70,10 @@ def tool(
         idempotent: the same idempotency key never does the effect twice; reads always are.
         amount: for effect "money", the integer argument in minor units.
         labels: information-flow labels of every result.
+        reads: tag templates of stored values that a result may hold: labels they were written under come back.
+        declassifies: the result has `labels` alone, whatever labels the arguments had. For a read whose result is
+            checked so narrowly that nobody can smuggle words through it. Policies decide who may use it, and every use
+            that drops a label is recorded.
         isolation: that it runs in a process of its own; effect "exec" must.
         pack: owner folder; default: taken from the module, `agentops_project.tools.<pack>`.
 
@@ -86,7 +103,9 @@ def tool(
         model = _model(name, function)
         if effect == "money" and amount not in model.model_fields:
             raise ValueError(f"tool {name!r} moves money: amount= must name its integer argument, got {amount!r}")
-        for template in (*invalidates, *(cache.tags if cache else ())):
+        if declassifies and effect != "read":
+            raise ValueError(f"tool {name!r} has effect {effect!r}: only a read may declassify")
+        for template in (*invalidates, *reads, *(cache.tags if cache else ())):
             for hole in re.findall(r"\{(\w+)\}", template):
                 if hole not in model.model_fields:
                     raise ValueError(f"tool {name!r}: tag {template!r} names {hole!r}, which is not an argument")
@@ -103,6 +122,8 @@ def tool(
             idempotent=idempotent or effect == "read",
             amount_arg=amount,
             labels=labels,
+            reads=reads,
+            declassifies=declassifies,
             isolation=isolation,
         )
         return Tool(_with_digest(spec, function), function)
@@ -174,6 +195,8 @@ def _with_digest(spec: ToolSpec, function: Callable[..., Any]) -> ToolSpec:
         "idempotent": spec.idempotent,
         "amount_arg": spec.amount_arg,
         "labels": [spec.labels.integrity, spec.labels.confidentiality],
+        "reads": spec.reads,
+        "declassifies": spec.declassifies,
         "isolation": asdict(spec.isolation) if spec.isolation else None,
         "source": source,
     }

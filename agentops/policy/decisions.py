@@ -177,6 +177,7 @@ def decide_case(case: Case, policies: PolicySet, folder: Path, spec: ToolSpec, a
     untrusted = facts.pop("args_untrusted", False) is True
     amount = case.arguments.get(spec.amount_arg, 0) if spec.amount_arg else 0
     first = {"calls_used": 1, "money_used_cents": max(0, amount) if type(amount) is int else 0, "untrusted_seen": False}
+    first |= {"seen_confidentiality": "public"}
     who = principal(folder, case.tenant, case.user, case.roles)
     run = Run("decision", "decision", who, agent, deadline=0.0)
     call = ToolCall("1", spec.name, case.arguments, Labels("untrusted") if untrusted else Labels())

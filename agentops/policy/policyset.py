@@ -7,6 +7,7 @@ A policy set never changes: loading again makes another one with another digest.
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Mapping
@@ -15,14 +16,19 @@ from pathlib import Path
 import cedarpy
 
 from agentops.errors import PolicyError
+from agentops.parsers import Url
+from agentops.policy.arguments import argument_facts, arguments_of, urls
 from agentops.policy.cedar import Policy, read_policies
-from agentops.policy.facts import argument_facts, argument_kinds, gateway_facts, granted_roles, source_facts
+from agentops.policy.facts import ADDRESSES, found_addresses, gateway_facts, granted_roles, source_facts
 from agentops.policy.schema import generate_schema
 from agentops.types import AgentSpec, Decision, Json, Principal, Run, ToolCall, ToolSpec
 
 _LOG = logging.getLogger(__name__)
 _RUN = {"type": "Run", "id": "run"}  # one id for all runs: what differs are the attributes
 _PRINCIPALS = 4096  # entity sets kept: one per (principal, agent)
+_GUESSES = ("8.8.8.8", "127.0.0.1")  # a public address and one that is not, for decisions before a name is looked up
+_MAX_GUESSED = 3  # web addresses of one call
+_UNFOUND = ("unknown-host",)
 
 
 class PolicySet:
@@ -33,7 +39,7 @@ class PolicySet:
         self.digest = digest
         self.policies = {policy.id: policy for policy in policies}
         self._tools = dict(tools)
-        self._kinds = {name: argument_kinds(spec) for name, spec in tools.items()}
+        self._arguments = {name: arguments_of(spec) for name, spec in tools.items()}
         self._schema = cedarpy.Schema.from_str(schema)
         self._all = cedarpy.PolicySet.from_str("\n".join(policy.text for policy in policies))
         # Without the suspending forbids: what remains once the people they name have approved.
@@ -70,16 +76,50 @@ class PolicySet:
             call: canonical arguments; the tool must later receive exactly these.
             spec: the tool's contract, which must be the one the policies were loaded with.
             facts: `calls_used`, `money_used_cents` (this call and those in flight included), `untrusted_seen`,
-                `isolation`, `sources` by argument, and `approved`: true, or the approving roles joined with "+".
-                A missing one is taken at its worst.
+                `isolation`, `sources` by argument, `addresses` by argument (see `hosts`), and `approved`: true, or
+                the approving roles joined with "+". A missing one is taken at its worst.
         """
         try:
+            if found_addresses(facts) is None and self._to_look_up(call, spec):
+                return self._before_lookup(run, call, spec, facts)
             return self._decide(run, call, spec, facts)
         except PolicyError as error:
             return self._deny(f"{spec.name}: {error}", "malformed-call")
         except Exception as error:  # noqa: BLE001 - fail closed: nothing unforeseen may turn into an allow
             _LOG.error("policy decision on %s failed: %s", spec.name, type(error).__name__)
             return self._deny(f"{spec.name}: the policy decision failed", "decision-failed")
+
+    def hosts(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json]) -> dict[str, Url]:
+        """The web addresses, by argument, whose hosts must be looked up before this call can be decided on.
+
+        Looking up a name tells it to whoever serves that domain, so nothing is returned for a call that would be
+        denied, or would wait for a person, whatever was found. (A policy that names an `_address` fact makes the
+        answer unforeseeable: then the name is looked up first.)
+        """
+        if found_addresses(facts) is not None:
+            return {}
+        found = self._to_look_up(call, spec)
+        if found and self.decide(run, call, spec, facts).policies == _UNFOUND:
+            return found
+        return {}
+
+    def _to_look_up(self, call: ToolCall, spec: ToolSpec) -> dict[str, Url]:
+        found = urls(self._arguments.get(spec.name, {}), call.arguments)
+        return {name: url for name, url in found.items() if not url.literal}
+
+    def _before_lookup(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json]) -> Decision:
+        """The decision where it is the same whatever the names resolve to; else a denial until they are looked up."""
+        names = list(self._to_look_up(call, spec))
+        asked = any(f"{name}_address" in policy.text for name in names for policy in self.policies.values())
+        if not asked and len(names) <= _MAX_GUESSED:
+            guesses = [
+                {name: [address] for name, address in zip(names, chosen, strict=True)}
+                for chosen in itertools.product(_GUESSES, repeat=len(names))
+            ]
+            decisions = [self._decide(run, call, spec, {**facts, ADDRESSES: guess}) for guess in guesses]
+            if not any(decision.effect == "allow" for decision in decisions):
+                return next((one for one in decisions if one.effect == "approve"), decisions[0])
+        return self._deny(f"{spec.name}: the host of {', '.join(map(repr, names))} was not looked up", *_UNFOUND)
 
     def _decide(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json]) -> Decision:
         known = self._tools.get(call.tool)
@@ -93,9 +133,9 @@ class PolicySet:
             "action": {"type": "Action", "id": spec.name},
             "resource": {"type": "Tool", "id": spec.name},
             "context": {
-                "args": argument_facts(self._kinds[spec.name], call.arguments),
+                "args": argument_facts(self._arguments[spec.name], call.arguments, found_addresses(facts) or {}),
                 "g": gateway_facts(call, facts),
-                "source": source_facts(self._kinds[spec.name], facts),
+                "source": source_facts(self._arguments[spec.name], facts),
             },
         }
         entities = self._entities(run.principal, run.agent)

@@ -1,8 +1,8 @@
 """Where a call's arguments come from: the user's own words, what trusted tools said, what outsiders wrote, or nowhere.
 
 A model hands over plain values, without the way they took. So values are looked up: in the request, then in what the
-run has read. Invariant: a value that is found nowhere is "derived", never better, and once a run has read more than is
-remembered, only what the user named is better than "untrusted". It decides nothing; policies do (`context.source`).
+run has read. Invariant: a value that is found nowhere is "derived", never better; and "untrusted" once outsiders' words
+were read that are not remembered here. It decides nothing; policies do (`context.source`).
 """
 
 import re
@@ -26,7 +26,8 @@ class Provenance:
     request: str
     trusted: list[str] = field(default_factory=list)
     untrusted: list[str] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # characters read
+    complete: bool = True  # False: outsiders' words were read that are not here
 
     def __post_init__(self) -> None:
         self.request = _plain(self.request)
@@ -34,9 +35,12 @@ class Provenance:
     def read(self, value: Json, labels: Labels) -> None:
         """Remember a result (or the text of an error): what later arguments may have been taken from."""
         text = "\n".join(_plain(leaf) for leaf in _leaves(value))
+        outside = labels.integrity == "untrusted"
+        if self.size + len(text) > MAX_READ:
+            self.complete = self.complete and not outside
+            return
         self.size += len(text)
-        if self.size <= MAX_READ:
-            (self.untrusted if labels.integrity == "untrusted" else self.trusted).append(text)
+        (self.untrusted if outside else self.trusted).append(text)
 
     def sources(
         self, arguments: Mapping[str, Json], defaults: Mapping[str, Json], known: Mapping[str, Source]
@@ -72,11 +76,9 @@ class Provenance:
             return "trusted"  # nothing was said
         if _within(text, self.request):
             return "request"
-        if self.size > MAX_READ:
-            return "untrusted"
         if any(_within(text, said) for said in self.trusted):
             return "trusted"
-        if any(_within(text, said) for said in self.untrusted):
+        if not self.complete or any(_within(text, said) for said in self.untrusted):
             return "untrusted"
         return "derived"
 

@@ -11,13 +11,12 @@ as an entity with attributes. `context.args` = facts of the arguments, `context.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from agentops.errors import PolicyError
+from agentops.policy.arguments import argument_types
 from agentops.types import AgentSpec, ToolSpec
 
 EFFECTS = ("read", "write", "money", "egress", "exec")
-CEDAR_TYPES = {"string": "String", "integer": "Long", "boolean": "Bool"}
 RUN = {
     "actors": "Set<String>",
     "agent": "String",
@@ -44,6 +43,7 @@ FACTS = {
     "calls_used": "Long",  # by this run, this call and those in flight included
     "isolation": "String",  # none | landlock | bubblewrap: what the tool will run in
     "money_used_cents": "Long",  # the same for money
+    "seen_confidentiality": "String",  # of what the conversation has read: public | internal | personal | secret
     "untrusted_seen": "Bool",  # the conversation has read untrusted content
 }
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -79,56 +79,6 @@ def generate_schema(tools: Mapping[str, ToolSpec], agents: Mapping[str, AgentSpe
             f"    source: {_record(sources, 2)}\n  }}\n}};\n"
         )
     return "\n".join(parts)
-
-
-def argument_types(spec: ToolSpec) -> dict[str, str]:
-    """Facts of a tool's arguments: name (with `?` when it can be absent) -> Cedar type.
-
-    Numbers with a fraction and objects have no fact: Cedar has neither. An e-mail argument has a second fact,
-    `<name>_domain`.
-
-    Raises:
-        PolicyError: an argument's name cannot be a fact, or collides with an e-mail's domain fact.
-    """
-    types: dict[str, str] = {}
-    for name, schema in spec.parameters.get("properties", {}).items():
-        if name.startswith("__") or name.endswith("?"):
-            raise PolicyError(f"tool {spec.name!r}: argument {name!r} cannot be a policy fact: rename it")
-        kind, optional = cedar_type(schema, spec.parameters.get("$defs", {}))
-        if not kind:
-            continue
-        absent = (
-            "?" if optional or (name not in spec.parameters.get("required", ()) and "default" not in schema) else ""
-        )
-        types[name + absent] = kind
-        if kind == "String" and is_email(name, schema):
-            domain = f"{name}_domain"
-            if domain in spec.parameters["properties"]:
-                raise PolicyError(f"tool {spec.name!r}: argument {domain!r} is the domain fact of {name!r}: rename it")
-            types[domain + absent] = "String"
-    return types
-
-
-def cedar_type(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[str, bool]:
-    """Cedar type of a JSON Schema ("" when it has none) and whether null is allowed."""
-    if "$ref" in schema:
-        return cedar_type(definitions.get(str(schema["$ref"]).rsplit("/", 1)[-1], {}), {})
-    if "anyOf" in schema:
-        kinds = [cedar_type(item, definitions)[0] for item in schema["anyOf"] if item.get("type") != "null"]
-        nullable = len(kinds) < len(schema["anyOf"])
-        return (kinds[0] if len(set(kinds)) == 1 else ""), nullable
-    kind = schema.get("type")
-    if kind is None and "const" in schema:
-        kind = "string" if isinstance(schema["const"], str) else None
-    if kind == "array":
-        item, _ = cedar_type(schema.get("items", {}), definitions)
-        return (f"Set<{item}>" if item in ("String", "Long") else ""), False
-    return CEDAR_TYPES.get(str(kind), ""), False
-
-
-def is_email(name: str, schema: Mapping[str, Any]) -> bool:
-    """Whether an argument is an e-mail address: by JSON Schema format, or by its name."""
-    return schema.get("format") == "email" or name == "email" or name.endswith("_email")
 
 
 def _record(fields: Mapping[str, str], depth: int) -> str:

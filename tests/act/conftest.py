@@ -13,7 +13,7 @@ from agentops.audit import MemoryAudit
 from agentops.cache import Cache, MemoryCache
 from agentops.errors import ToolError
 from agentops.graph import Clock, RealClock, VirtualClock
-from agentops.policy import Approvals, Budgets, DailyLimits, Limits, PolicySet
+from agentops.policy import Approvals, Budgets, DailyLimits, Limits, PolicySet, Readings
 from agentops.redact import Redactor
 from agentops.store import open_state
 from agentops.types import AgentSpec, Json, Principal, Run, Tool, ToolCall, ToolResult
@@ -164,7 +164,7 @@ class Desk:
         self.approvals = Approvals(self.state, self.clock)
         self.budgets = Budgets(self.state, self.clock, Limits(DailyLimits(calls=100_000, money_cents=1_000_000)))
         self.gateway = ToolGateway(
-            TOOLS, self.policy, self.audit, self.approvals, self.budgets, self.cache,
+            TOOLS, self.policy, self.audit, self.approvals, self.budgets, Readings(self.state, self.clock), self.cache,
             self.world, self.clock, self._tracing, self.redactor,
         )  # fmt: skip
 

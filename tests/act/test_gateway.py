@@ -157,14 +157,17 @@ def test_two_workers_on_one_approval_pay_once(desk: Any, people: Any) -> None:
     assert len(desk.world.paid) == 1
 
 
-def test_untrusted_content_marks_the_run_and_what_is_derived_from_it(desk: Any) -> None:
-    assert desk.go(desk.call("pay", order_id="A", cents=5)).status == "ok"
-    read = desk.go(desk.call("article", run=desk.run(id="run-2"), id="1"))
+def test_untrusted_content_marks_the_conversation_and_what_is_derived_from_it(desk: Any) -> None:
+    def pay(run: str, session: str) -> str:
+        return desk.go(desk.call("pay", run=desk.run(id=run, session=session), order_id="A", cents=5)).status
+
+    assert pay("run-1", "s-1") == "ok"
+    read = desk.go(desk.call("article", run=desk.run(id="run-2", session="s-1"), id="1"))
     assert read.labels.integrity == "untrusted"
-    assert desk.go(desk.call("pay", run=desk.run(id="run-2"), order_id="A", cents=5)).status == "pending"
-    assert desk.go(desk.call("pay", run=desk.run(id="run-3"), order_id="A", cents=5)).status == "ok"
+    assert pay("run-2", "s-1") == pay("run-3", "s-1") == "pending"
+    assert pay("run-4", "s-2") == "ok"
     tainted = ToolCall("c", "pay", {"order_id": "A", "cents": 5}, Labels("untrusted"))
-    assert desk.go(desk.gateway.call(desk.run(id="run-4"), tainted)).status == "pending"
+    assert desk.go(desk.gateway.call(desk.run(id="run-5", session="s-3"), tainted)).status == "pending"
 
 
 # ------------------------------------------------------------------ cache

@@ -71,7 +71,7 @@ def test_a_parsed_plan_runs_with_references(desk: Any) -> None:
     assert graph.render(plan.say, {step: result.value for step, result in results.items()}) == "cancelled A"
     assert results["o"].started_at == results["a"].started_at
     assert results["c"].started_at == results["o"].ended_at
-    assert results["c"].labels.integrity == "untrusted"  # decided after untrusted text was read
+    assert (results["a"].labels.integrity, results["c"].labels.integrity) == ("untrusted", "trusted")  # c used o only
 
 
 def test_a_failed_step_takes_only_its_dependents_along(desk: Any) -> None:

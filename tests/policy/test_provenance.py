@@ -63,8 +63,11 @@ def test_what_is_no_longer_remembered_is_not_believed() -> None:
     flooded = Provenance("pay Joanne")
     flooded.read("Bob", Labels())
     flooded.read("x" * (MAX_READ + 1), OUTSIDE)
-    assert source(flooded, "Joanne") == "request"
-    assert source(flooded, "Bob") == source(flooded, "new") == "untrusted"
+    assert (source(flooded, "Joanne"), source(flooded, "Bob")) == ("request", "trusted")
+    assert source(flooded, "new") == "untrusted"
+    large = Provenance("pay Joanne")
+    large.read("x" * (MAX_READ + 1), Labels())
+    assert source(large, "new") == "derived", "what was not remembered was no outsider's"
 
 
 @given(request=st.text(max_size=60), said=json, value=json)

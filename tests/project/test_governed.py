@@ -7,7 +7,7 @@ import pytest
 from agentops.act import ToolGateway, execute
 from agentops.cache import MemoryCache
 from agentops.plan import answer, parse
-from agentops.policy import Approvals, Budgets, PolicySet, identities, principal
+from agentops.policy import Approvals, Budgets, PolicySet, Readings, identities, principal
 from agentops.redact import Redactor
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
@@ -26,7 +26,19 @@ def environment(project, part, world_file) -> ProjectEnvironment:
         budgets = Budgets(state, clock, identities(project.policies).limits)
         approvals = Approvals(state, clock)
         cache = MemoryCache(1000)
-        return ToolGateway(project.tools, policy, audit, approvals, budgets, cache, world, clock, None, redactor)
+        return ToolGateway(
+            project.tools,
+            policy,
+            audit,
+            approvals,
+            budgets,
+            Readings(state, clock),
+            cache,
+            world,
+            clock,
+            None,
+            redactor,
+        )
 
     return ProjectEnvironment(
         project,

@@ -10,7 +10,7 @@ from agentops import project, redact
 from agentops.act import ToolGateway, execute
 from agentops.cache import MemoryCache
 from agentops.plan import answer, parse
-from agentops.policy import Approvals, Budgets, PolicySet, identities, principal
+from agentops.policy import Approvals, Budgets, PolicySet, Readings, identities, principal
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
 
@@ -34,7 +34,19 @@ def desk(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], P
         state = MemoryState()
         approvals, budgets = Approvals(state, clock), Budgets(state, clock, limits)
         cache = MemoryCache()
-        return ToolGateway(loaded.tools, policy, audit, approvals, budgets, cache, opened, clock, None, redactor)
+        return ToolGateway(
+            loaded.tools,
+            policy,
+            audit,
+            approvals,
+            budgets,
+            Readings(state, clock),
+            cache,
+            opened,
+            clock,
+            None,
+            redactor,
+        )
 
     def make() -> ProjectEnvironment:
         return ProjectEnvironment(
