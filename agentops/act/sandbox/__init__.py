@@ -4,7 +4,8 @@ Invariant: a process runs at the level its caller asked for, or better, or it do
 It knows nothing of tools, calls or policies; the worker protocol is built on `spawn`.
 """
 
-from agentops.act.sandbox.process import Sandboxed, spawn
+from agentops.act.sandbox.level import detect, missing, spawn
+from agentops.act.sandbox.process import Sandboxed
 from agentops.act.sandbox.profile import Profile
 
-__all__ = ["Profile", "Sandboxed", "spawn"]
+__all__ = ["Profile", "Sandboxed", "detect", "missing", "spawn"]

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentops.act.sandbox.shim import LIMITS
 from agentops.errors import SandboxError
 
 ENGINE = Path(__file__).resolve().parents[2]  # the import package `agentops`
@@ -48,7 +49,7 @@ class Profile:
     network: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("scratch_mb", "memory_mb", "processes", "open_files", "cpu_s", "file_mb"):
+        for name in LIMITS:
             if getattr(self, name) <= 0:
                 raise SandboxError(f"a sandbox's {name} is {getattr(self, name)!r}: it must be above 0")
         for path in self.read:
