@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -77,3 +78,68 @@ def redis_url(_redis: str) -> str:
     client.flushall()
     client.close()
     return _redis
+
+
+class Server:
+    """A real server of a test's own, on a fixed port: it may be killed, paused and started again."""
+
+    def __init__(self, executable: str, folder: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [
+            executable,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+            *options,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise RuntimeError("the Redis server did not start")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.resume()
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A Redis of one's own, to kill and restart; it forgets everything when it stops."""
+    own = Server(redis_server(), tmp_path)
+    own.start()
+    yield own
+    own.stop()
+
+
+@pytest.fixture
+def durable_server(tmp_path: Path) -> Iterator[Server]:
+    """The same, on disk before it answers."""
+    own = Server(redis_server(), tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    own.start()
+    yield own
+    own.stop()
