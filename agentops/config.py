@@ -6,16 +6,18 @@ names the key and the place. Secrets (API keys, Redis passwords) come only from 
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from agentops.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "AGENTOPS_"
 SECRET_KEYS = ("api_keys", "redis_url")
+_ANCHOR = re.compile(r"(?:file|git):/[^\s]+|(?:s3|https?)://[^\s@]+")
 
 
 class Settings(BaseModel):
@@ -42,7 +44,27 @@ class Settings(BaseModel):
     causal_model: str = Field("", description="Hugging Face folder or id; empty = the packaged SmolLM2-135M")
     use_causal: bool = Field(False, description="ask the small language model when the encoder is unsure (needs torch)")
     max_concurrency: int = Field(64, ge=1, le=10_000, description="requests served at the same time")
+    audit_anchors: tuple[str, ...] = Field(
+        (), max_length=8, description="where signed heads of the audit log are published: file:, git:, s3:, http(s):"
+    )
     request_timeout_s: float = Field(30.0, gt=0, le=3600, description="deadline of one request, in seconds")
+
+    @field_validator("audit_anchors", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """The environment has them in one string, separated by commas."""
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("audit_anchors")
+    @classmethod
+    def _anchors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for spec in value:
+            if not _ANCHOR.fullmatch(spec):
+                raise ValueError(
+                    f"{spec[:120]!r} is not an anchor: use file:/PATH, git:/REPOSITORY, s3://BUCKET/PREFIX?days=N or "
+                    "http(s)://HOST:PORT, without a password"
+                )
+        return value
 
 
 def load(table: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:

@@ -20,6 +20,7 @@ from typing import Protocol
 from agentops.audit import frames, names, notes
 from agentops.audit.canonical import canonical, digest_value
 from agentops.audit.logs import Logs
+from agentops.audit.publishing import Publisher
 from agentops.audit.subjects import SubjectKeys
 from agentops.errors import AuditError
 from agentops.graph import Clock, RealClock
@@ -63,13 +64,14 @@ Item = tuple[str, int, bytes, Waiter | None]  # tenant, Unix milliseconds, canon
 class AuditLog:
     """Append-only logs in `folder`: one per tenant and process, and a system log that commits to all of them."""
 
-    def __init__(self, folder: Path, origin: str, clock: Clock = RealClock()) -> None:
+    def __init__(self, folder: Path, origin: str, clock: Clock = RealClock(), anchors: Sequence[str] = ()) -> None:
         """Take up a system log of `origin` that no other process writes, or start one; tenants' logs follow on use.
 
         Args:
             folder: holds the logs, their checkpoints and the one key; created with mode 0700.
             origin: who writes, `[a-z0-9_-]`, for example the service's name.
             clock: stamps the records.
+            anchors: where the system log's head is published, at most once a minute (`anchors.open_anchor`).
 
         Raises:
             AuditError: the log was tampered with, the key is unusable, or the folder cannot be written.
@@ -86,6 +88,7 @@ class AuditLog:
         self.subjects = SubjectKeys(folder / "subjects.db")
         self._clock = clock
         self._pid = os.getpid()
+        self._publisher = Publisher(folder, notes.public_bytes(self._key), anchors)
         self._logs = Logs(folder, origin, self._key, self._now_ms)
         self._queue: deque[Item] = deque()
         self._wake = threading.Condition()
@@ -180,6 +183,7 @@ class AuditLog:
             self._closing = True
             self._wake.notify()
         self._thread.join()
+        self._publisher.close()
         self.subjects.close()
         atexit.unregister(self.close)
         if self._trouble:
@@ -271,7 +275,8 @@ class AuditLog:
         result: int | AuditError = 0
         if everything or (due is not None and due <= time.monotonic()):
             try:
-                self._logs.sign(everything)
+                if self._logs.sign(everything):
+                    self._publisher.signed(self._logs.system.name)
             except AuditError as caught:
                 result = caught
             except Exception as caught:  # noqa: BLE001 - the writer thread must live

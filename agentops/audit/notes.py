@@ -43,9 +43,31 @@ def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
     return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
-def key_id(public: bytes) -> bytes:
+def key_id(public: bytes, name: str = KEY_NAME, algorithm: bytes = ALGORITHM) -> bytes:
     """Four bytes that tell keys of one name apart: SHA-256(name || newline || algorithm || key), truncated."""
-    return hashlib.sha256(KEY_NAME.encode() + b"\n" + ALGORITHM + public).digest()[:4]
+    return hashlib.sha256(name.encode() + b"\n" + algorithm + public).digest()[:4]
+
+
+def verifier_key(public: bytes, name: str = KEY_NAME, algorithm: bytes = ALGORITHM) -> str:
+    """A public key as C2SP signed-note writes it: name, key id, base64 of algorithm and key."""
+    return f"{name}+{key_id(public, name, algorithm).hex()}+{base64.b64encode(algorithm + public).decode()}"
+
+
+def parse_verifier_key(text: str, algorithm: bytes = ALGORITHM) -> tuple[str, bytes]:
+    """Name and 32 raw bytes of a verifier key.
+
+    Raises:
+        AuditError: it is not one, or is of another algorithm.
+    """
+    try:
+        name, _, encoded = text.split("+", 2)
+        public = base64.b64decode(encoded, validate=True)[1:]
+    except ValueError:
+        name, public = "", b""
+    # Writing it again refuses every other spelling of the same key, and an identifier that does not fit.
+    if not name or len(public) != 32 or verifier_key(public, name, algorithm) != text:
+        raise AuditError(f"{text[:120]!r} is not a verifier key name+id+base64 of algorithm {algorithm.hex()}")
+    return name, public
 
 
 def seal_secret(key: Ed25519PrivateKey) -> bytes:
@@ -91,8 +113,8 @@ def open_note(note: bytes, public: bytes) -> Checkpoint:
     return Checkpoint(lines[0], int(lines[1]), base64.b64decode(lines[2]), int(lines[3][5:]))
 
 
-def load_or_create_key(folder: Path) -> Ed25519PrivateKey:
-    """The log's signing key in `folder`/key (mode 0600), created on first use; the public key lies beside it.
+def load_or_create_key(folder: Path, name: str = KEY_NAME, algorithm: bytes = ALGORITHM) -> Ed25519PrivateKey:
+    """The signing key in `folder`/key (mode 0600), created on first use; the verifier key `name` lies beside it.
 
     Raises:
         AuditError: the key is not readable, not Ed25519, or readable by others.
@@ -112,38 +134,30 @@ def load_or_create_key(folder: Path) -> Ed25519PrivateKey:
         raise AuditError(f"the audit key {str(path)!r} cannot be read: {type(error).__name__}") from None
     if not isinstance(loaded, Ed25519PrivateKey):
         raise AuditError(f"the audit key {str(path)!r} is not an Ed25519 key")
-    public = public_bytes(loaded)
-    vkey = f"{KEY_NAME}+{key_id(public).hex()}+{base64.b64encode(ALGORITHM + public).decode()}\n".encode()
+    vkey = verifier_key(public_bytes(loaded), name, algorithm).encode() + b"\n"
     create_once(folder / "key.pub", vkey, 0o644)
     if (folder / "key.pub").read_bytes() != vkey:
         raise AuditError(f"{str(folder / 'key.pub')!r} does not belong to the audit key beside it: restore either")
     return loaded
 
 
-def load_public_key(folder: Path) -> bytes:
-    """The 32 raw bytes of `folder`/key.pub.
+def load_public_key(place: Path) -> bytes:
+    """The 32 raw bytes of the audit key in a key.pub file, or in the folder that has one.
 
     Raises:
-        AuditError: missing, or not a verifier key of this log.
+        AuditError: missing, or not a verifier key of an audit log.
     """
-    path = folder / "key.pub"
+    path = place / "key.pub" if place.is_dir() else place
     try:
-        name, identifier, encoded = path.read_text(encoding="ascii").removesuffix("\n").split("+", 2)
-        raw = base64.b64decode(encoded, validate=True)
+        with path.open(encoding="ascii") as file:
+            text = file.read(_NOTE_LIMIT)
     except (OSError, ValueError) as error:
         raise AuditError(
             f"the audit public key {str(path)!r} cannot be read ({type(error).__name__}): "
             "restore it, or verify with a copy kept elsewhere"
         ) from None
-    public = raw[1:]
-    canonical = base64.b64encode(raw).decode() == encoded
-    if (
-        not canonical
-        or name != KEY_NAME
-        or raw[:1] != ALGORITHM
-        or len(public) != 32
-        or identifier != key_id(public).hex()
-    ):
+    name, public = parse_verifier_key(text.removesuffix("\n"))
+    if name != KEY_NAME:
         raise AuditError(f"{str(path)!r} is not an Ed25519 verifier key named {KEY_NAME!r}")
     return public
 

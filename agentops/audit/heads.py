@@ -1,0 +1,71 @@
+"""Signed heads of system logs: what is published elsewhere, and what a place to publish them to must do.
+
+Invariant: a head is exactly what the log's key signed. It names no place.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentops.audit import frames, logfile, names, notes
+from agentops.errors import AuditError
+
+MAX_HEADS = 256 * 1024 * 1024  # bytes read from one place: a head a minute for a year is 150 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The signed head of the system log `log` in `folder`."""
+
+    folder: Path
+    checkpoint: notes.Checkpoint
+    note: bytes
+
+    @property
+    def log(self) -> str:
+        return self.checkpoint.log
+
+    def leaf_hashes(self) -> list[bytes]:
+        """Leaf hashes of what the head covers, for a consistency proof."""
+        data = (self.folder / f"{self.log}.log").read_bytes()
+        return frames.leaf_hashes(data, len(data))[: self.checkpoint.size]
+
+
+class Anchor(Protocol):
+    """One place. Every method raises AuditError when the place does not answer or refuses."""
+
+    spec: str
+
+    def publish(self, head: Head) -> None:
+        """Have the head kept; returns when the place has it."""
+        ...
+
+    def kept(self) -> list[bytes]:
+        """Signed notes that the place keeps, of whatever key."""
+        ...
+
+
+def heads(folder: Path, public: bytes) -> list[Head]:
+    """The signed heads of all system logs in an audit folder.
+
+    Raises:
+        AuditError: a checkpoint is not signed by this key.
+    """
+    found = []
+    for name in names.system_names(folder):
+        if logfile.read_checkpoint(folder, name, public) is not None:
+            found.append(head_of(folder, name, public))
+    return found
+
+
+def head_of(folder: Path, name: str, public: bytes) -> Head:
+    """The signed head of one system log.
+
+    Raises:
+        AuditError: it has none, or one that this key did not sign.
+    """
+    try:
+        note = (folder / f"{name}.checkpoint").read_bytes()
+    except OSError as error:
+        raise AuditError(f"{name}.checkpoint cannot be read: {error.strerror}") from None
+    return Head(folder, notes.open_note(note, public), note)
