@@ -29,16 +29,22 @@ def loaded(policies: Path) -> PolicySet:
     return PolicySet.load(policies, TOOLS, AGENTS)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], State]]:
-    """Opens the same real store again and again, as several replicas or a restart would."""
-    url = request.getfixturevalue("redis_url") if request.param == "redis" else None
+@pytest.fixture
+def open_store_of(tmp_path: Path) -> Iterator[Callable[[str], State]]:
+    """Opens the store at a Redis URL, or the file of this test for an empty one, again and again."""
     opened: list[State] = []
 
-    def open_one() -> State:
-        opened.append(open_state(tmp_path, url))
+    def open_one(url: str) -> State:
+        opened.append(open_state(tmp_path, url or None))
         return opened[-1]
 
     yield open_one
     for state in opened:
         state.close()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def open_store(request: pytest.FixtureRequest, open_store_of: Callable[[str], State]) -> Callable[[], State]:
+    """Opens the same real store again and again, as several replicas or a restart would."""
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
+    return lambda: open_store_of(url)
