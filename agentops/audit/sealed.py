@@ -69,11 +69,11 @@ class SealedRecords:
         self._quiet_until = 0.0
 
     def post(self, tenant: str, user: str, record: Mapping[str, Json]) -> None:
-        """Keep `record` (JSON) about this person. Never waits, never raises."""
+        """Keep `record` about this person: JSON, dataclasses and sets. Never waits, never raises."""
         try:
             # The key is taken now: looked up later it could be one made after an erasure.
             subject = self._subjects.subject(tenant, user)
-            data = orjson.dumps({"tenant": tenant, "user": user, "record": record})
+            data = orjson.dumps({"tenant": tenant, "user": user, "record": record}, default=_plain)
             item = (int(self._clock.now() * 1000), subject, data)
         except Exception as error:  # noqa: BLE001 - a call never fails because of a copy of its decision
             self._lose(1, f"{type(error).__name__}")
@@ -258,6 +258,15 @@ class Reading:
                 continue
             if not self._tenant or opened["tenant"] == self._tenant:
                 yield {"at": at_ms / 1000, **opened}
+
+
+def _plain(value: object) -> Json:
+    """What orjson does not know: sets as sorted lists, mappings as dicts."""
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _day(seconds: float) -> str:

@@ -14,6 +14,7 @@ from agentops.policy.labels import Readings
 from agentops.policy.limits import UNLIMITED, DailyLimits, Limits
 from agentops.policy.live import LivePolicy, PolicyStatus
 from agentops.policy.policyset import PolicySet
+from agentops.policy.replay import DecisionRecords
 from agentops.policy.schema import generate_schema
 from agentops.policy.tokens import TokenRefused, Tokens
 
@@ -25,6 +26,7 @@ __all__ = [
     "Approvals",
     "Budgets",
     "DailyLimits",
+    "DecisionRecords",
     "Identities",
     "Kill",
     "KillSwitch",

@@ -174,7 +174,7 @@ kept.close()
     kept = SealedRecords(tmp_path / "decisions", SubjectKeys(tmp_path / "audit" / "subjects.db"))
     reading = kept.read(0, 1e12)
     found = [one["record"]["n"] for one in reading]
-    assert found[-1] == 99  # it goes on once there is room
+    assert 99 in found  # it goes on once there is room
     assert 0 < len(found) < 60
     assert reading.lost == 60
     assert reading.damaged == 0
