@@ -18,7 +18,16 @@ from agentops.audit import AuditLog
 from agentops.cache import Cache, open_cache
 from agentops.errors import PolicyError, ProjectError
 from agentops.graph import Clock, RealClock
-from agentops.policy import Approvals, Budgets, KillSwitch, PolicySet, Readings, identities, principal
+from agentops.policy import (
+    Approvals,
+    Budgets,
+    DecisionRecords,
+    KillSwitch,
+    LivePolicy,
+    Readings,
+    identities,
+    principal,
+)
 from agentops.project import Project
 from agentops.redact import Redactor
 from agentops.release import Registry
@@ -71,7 +80,8 @@ class Workspace:
 
     @cached_property
     def audit(self) -> AuditLog:
-        return AuditLog(self.home / "audit", self.project.settings.service, self.clock)
+        settings = self.project.settings
+        return AuditLog(self.home / "audit", settings.service, self.clock, settings.audit_anchors)
 
     @cached_property
     def redactor(self) -> Redactor:
@@ -83,8 +93,13 @@ class Workspace:
         return Tracing(self.lake, settings.service, self.redactor, settings.otlp_endpoint)
 
     @cached_property
-    def policy(self) -> PolicySet:
-        return PolicySet.load(self.project.policies, self.specs, self.project.agents)
+    def policy(self) -> LivePolicy:
+        return LivePolicy(self.project.policies, self.specs, self.project.agents, self.audit)
+
+    @cached_property
+    def decisions(self) -> DecisionRecords:
+        days = self.project.settings.decision_days
+        return DecisionRecords(self.home / "decisions", self.audit.subjects, self.clock, days)
 
     @cached_property
     def approvals(self) -> Approvals:
@@ -148,7 +163,7 @@ class Workspace:
 
     def close(self) -> None:
         """Flush traces, then close the stores, then the audit log with its last checkpoint."""
-        for name in ("tracing", "world", "budgets", "state", "audit"):
+        for name in ("tracing", "world", "budgets", "state", "decisions", "audit"):
             part = self.__dict__.pop(name, None)
             if part is not None:
                 part.close()
