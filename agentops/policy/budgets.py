@@ -11,6 +11,7 @@ that grow with use (1, 2, 4 … 64 of a user's day), so that most calls touch no
 process may be refused what another has leased and not used. It knows no policy and no price.
 """
 
+import functools
 import hashlib
 import itertools
 import logging
@@ -97,6 +98,11 @@ class _Account:
     until: float = 0.0  # runs: when the entry may be pruned
     stored_until: float = 0.0  # runs: the same as the state knows it
 
+    @property
+    def charge_ms(self) -> int:
+        """Busy time that is owed at most."""
+        return min(CHARGE_MS, max(1, self.limits[TIME] // 10))
+
     def full(self, want: tuple[int, int, int, int]) -> Refused | None:
         """The limit that `want` would pass, as far as it is known here."""
         for kind, (counted, owed, wanted, limit) in enumerate(
@@ -114,6 +120,7 @@ class Budgets:
         self._state = state
         self._clock = clock
         self._limits = limits
+        self._of_tenants = limits.tenant != UNLIMITED
         self._lock = threading.RLock()
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()
         self._open: dict[int, tuple[_Account, ...]] = {}
@@ -142,7 +149,7 @@ class Budgets:
         now = self._clock.now()
         if now > run.deadline + GRACE_S:
             return Refused("run", _KINDS[TIME])
-        day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+        day = _day(int(now // 86_400))
         want = (calls, money_cents, tokens, 0)
         with self._lock:
             accounts = self._accounts_of(run, day)
@@ -172,18 +179,20 @@ class Budgets:
         """
         with self._lock:
             accounts = self._open.pop(reservation.id, ())
-            accounts = tuple(one for one in accounts if one.day in ("", reservation.day))  # yesterday's are gone
             used = (reservation.tokens if spent else 0) if tokens is None else min(max(0, tokens), NO_LIMIT)
             back = (0, 0 if spent else -reservation.money_cents, min(0, used - reservation.tokens), 0)
+            behind = []
             for account in accounts:
+                if account.day not in ("", reservation.day):
+                    continue  # yesterday's is gone
                 account.left += 0 if spent else reservation.calls
                 account.owed[TOKENS] += max(0, used - reservation.tokens)
-                account.owed[TIME] += max(0, milliseconds) if account.day else 0  # a run's time is its deadline
-            now = self._clock.now()
-            for account in accounts:
-                due = account.owed[TIME] >= min(CHARGE_MS, max(1, account.limits[TIME] // 10))
-                if any(back) or account.owed[TOKENS] or due:
-                    self._update(account, back, now)
+                if account.day:  # a run's time is its deadline
+                    account.owed[TIME] += max(0, milliseconds)
+                if any(back) or account.owed[TOKENS] or account.owed[TIME] >= account.charge_ms:
+                    behind.append(account)
+            for account in behind:
+                self._update(account, back, self._clock.now())
 
     def used(self, run: Run) -> tuple[int, int]:
         """Calls and cents this run has used or reserved, as this process last saw them."""
@@ -330,7 +339,7 @@ class Budgets:
     def _accounts_of(self, run: Run, day: str) -> tuple[_Account, ...]:
         who = run.principal
         found = [self._run_account(run), self._day_account("user", (who.tenant, who.user), self._limits.user, day)]
-        if self._limits.tenant != UNLIMITED:
+        if self._of_tenants:
             found.append(self._day_account("tenant", (who.tenant,), self._limits.tenant, day))
         return tuple(found)
 
@@ -387,8 +396,15 @@ class TokenMeter:
         self._budgets.settle(held, True, tokens, milliseconds)
 
 
+@functools.lru_cache(maxsize=POOLS)
 def _named(*parts: str) -> str:
     return hashlib.sha256(canonical(list(parts))).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _day(number: int) -> str:
+    """UTC date of a day, counted from the epoch."""
+    return datetime.fromtimestamp(number * 86_400, UTC).strftime("%Y-%m-%d")
 
 
 def _decoded(data: bytes) -> dict[str, list[float]]:
