@@ -10,14 +10,20 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from agentops.errors import ToolError
+from agentops.errors import SandboxError, ToolError
 from agentops.graph import Clock
 from agentops.types import CacheRule, Effect, Isolation, Json, Labels, Run, Tool, ToolSpec
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from agentops.act.sandbox.client import Client as Broker
+    from agentops.act.sandbox.client import Reply
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -31,6 +37,57 @@ class Context:
     clock: Clock
     call_id: str
     idempotency_key: str  # the same for every retry of one intended effect
+    pins: Mapping[str, str] = field(default_factory=dict)  # "host:port" -> the address that was decided on
+    broker: "Broker | None" = None  # only in a process of the tool's own
+
+    async def fetch(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"", secret: str = ""
+    ) -> "Reply":
+        """One HTTP request to a host of the tool's Isolation. Redirects come back as they are.
+
+        Args:
+            method: GET, HEAD, POST, PUT, PATCH or DELETE.
+            url: http or https, in its canonical spelling.
+            headers: printable ASCII.
+            body: at most 512 kB.
+            secret: name of the secret to send along, which the tool itself does not see.
+
+        Raises:
+            SandboxError: it is not allowed, or the answer is compressed or larger than 1 MiB.
+            ConnectionError: no answer.
+        """
+        return await self._broker().fetch(method, url, headers or {}, body, secret)
+
+    async def connect(self, host: str, port: int) -> "socket":
+        """A connected stream to a host of the tool's Isolation, which ends with the call.
+
+        Raises:
+            SandboxError: it is not allowed.
+            ConnectionError: nobody answers there.
+        """
+        return await self._broker().connect(host, port)
+
+    async def secret(self, name: str) -> str:
+        """A secret's value, for protocols that `fetch` does not speak.
+
+        Raises:
+            SandboxError: the tool's Isolation does not name it, or it is not declared readable.
+        """
+        return await self._broker().secret(name)
+
+    def open(self, path: str) -> BinaryIO:
+        """A file beneath a folder of the tool's Isolation, to read; `path` is relative to the project's root.
+
+        Raises:
+            SandboxError: it is not beneath one of them.
+            OSError: it cannot be opened.
+        """
+        return self._broker().open(path)
+
+    def _broker(self) -> "Broker":
+        if self.broker is None:
+            raise SandboxError("no broker: only a tool with isolation=Isolation(…) reaches outside, through the gateway")
+        return self.broker
 
 
 @dataclass(frozen=True, slots=True)
