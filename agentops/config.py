@@ -47,6 +47,9 @@ class Settings(BaseModel):
     audit_anchors: tuple[str, ...] = Field(
         (), max_length=8, description="where signed heads of the audit log are published: file:, git:, s3:, http(s):"
     )
+    decision_days: int = Field(
+        7, ge=1, le=365, description="days that encrypted decision records are kept for `agentops policy diff`"
+    )
     request_timeout_s: float = Field(30.0, gt=0, le=3600, description="deadline of one request, in seconds")
 
     @field_validator("audit_anchors", mode="before")

@@ -362,12 +362,13 @@ def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
     definition = workspace.project.pipeline(pipeline)
     verify = projects.module(workspace.project.root, f"pipelines.{definition.name}.verify").verify
     limits = identities(workspace.project.policies).limits
+    policy = workspace.policy.current  # one set for all episodes, whatever is edited meanwhile
 
     def gateway(world: Any, clock: Clock, audit: MemoryAudit) -> Gateway:
         state = MemoryState()
         return ToolGateway(
             workspace.project.tools,
-            workspace.policy,
+            policy,
             audit,
             Approvals(state, clock),
             Budgets(state, clock, limits),
@@ -391,7 +392,7 @@ def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
         verify=verify,
         principal=lambda task: principal(workspace.project.policies, workspace.project.settings.tenant, task.user),
         answer=answer,
-        policy_digest=workspace.policy.digest,
+        policy_digest=policy.digest,
     )
 
 

@@ -426,6 +426,7 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
         parts.tracing,
         parts.redactor,
         kill=parts.kill,
+        decisions=parts.decisions,
     )
     planned, questions = planner(parts)
 
@@ -448,4 +449,6 @@ def new_request(
     text: str, principal: Any, session: str = "", history: tuple[Message, ...] = (), id: str = ""
 ) -> Request:
     """A Request with fresh ids where none are given; without a session, it is a conversation of its own."""
-    return Request(id or uuid.uuid4().hex, text, principal, session or id or uuid.uuid4().hex, history, known=bool(session))
+    return Request(
+        id or uuid.uuid4().hex, text, principal, session or id or uuid.uuid4().hex, history, known=bool(session)
+    )

@@ -34,7 +34,7 @@ from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCa
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar, OpenTelemetry and DuckDB
     from agentops.audit import Audit
-    from agentops.policy import Approvals, Budgets, PolicySet, Readings, Reservation
+    from agentops.policy import Approvals, Budgets, LivePolicy, PolicySet, Readings, Reservation
     from agentops.redact import Redactor
     from agentops.trace import Tracing
 
@@ -82,7 +82,7 @@ class ToolGateway:
     def __init__(
         self,
         tools: Mapping[str, Tool],
-        policy: "PolicySet",
+        policy: "PolicySet | LivePolicy",
         audit: "Audit",
         approvals: "Approvals",
         budgets: "Budgets",

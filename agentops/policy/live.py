@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agentops.audit import Audit
 from agentops.errors import AuditError, PolicyError
+from agentops.parsers import Url
 from agentops.policy.cedar import Policy
 from agentops.policy.decisions import SHADOW, approver_problems
 from agentops.policy.identity import FILE, identity_problems
@@ -92,6 +93,10 @@ class LivePolicy:
         if shadow is not None:
             self._compare(shadow, run, call, spec, facts, decision)
         return decision
+
+    def hosts(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json]) -> dict[str, Url]:
+        """As `PolicySet.hosts`, by the set in force."""
+        return self._current.hosts(run, call, spec, facts)
 
     def status(self) -> PolicyStatus:
         """What is in force and what is wrong with the files."""

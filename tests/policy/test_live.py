@@ -328,11 +328,11 @@ with AuditLog(Path(sys.argv[2]), "desk") as audit:
 def test_following_costs_a_decision_next_to_nothing(policies: Path, loaded: PolicySet, tmp_path: Path) -> None:
     with AuditLog(tmp_path / "audit", "desk") as audit:
         policy = LivePolicy(policies, TOOLS, AGENTS, audit)
-        took = {}
-        for name, one in (("fixed", loaded), ("live", policy)):
-            ask(one)
-            started = time.thread_time()
-            for _ in range(500):
-                ask(one)
-            took[name] = (time.thread_time() - started) / 500
-        assert took["live"] < took["fixed"] + 100e-6
+        took: dict[str, list[float]] = {"fixed": [], "live": []}
+        for _ in range(10):  # the best of several rounds in turn: the machine has other work
+            for name, one in (("fixed", loaded), ("live", policy)):
+                started = time.thread_time()
+                for _ in range(50):
+                    ask(one)
+                took[name].append((time.thread_time() - started) / 50)
+        assert min(took["live"]) < min(took["fixed"]) + 100e-6
