@@ -27,7 +27,7 @@ class Head:
 
     def leaf_hashes(self) -> list[bytes]:
         """Leaf hashes of what the head covers, for a consistency proof."""
-        data = (self.folder / f"{self.log}.log").read_bytes()
+        data = logfile.read_log(self.folder, self.log)
         return frames.leaf_hashes(data, len(data))[: self.checkpoint.size]
 
 

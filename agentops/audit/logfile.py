@@ -244,6 +244,23 @@ def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, name: str) -> 
     return ""
 
 
+def read_log(folder: Path, name: str) -> bytes:
+    """The bytes of a log as it lies there.
+
+    Raises:
+        AuditError: it is missing, too large to be a log, or cannot be read.
+    """
+    path = folder / f"{name}.log"
+    try:
+        if path.stat().st_size > frames.MAX_LOG:
+            raise AuditError(f"{name}.log is larger than any log can be ({frames.MAX_LOG} bytes)")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise AuditError(f"{name}.log is missing, but its signed checkpoint is there: the log was removed") from None
+    except OSError as error:
+        raise AuditError(f"{name}.log cannot be read: {error.strerror}") from None
+
+
 def read_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
     """The signed checkpoint of a log, None when it has none.
 

@@ -140,7 +140,7 @@ class _Verification:
         try:
             # First the checkpoint, then the log: a writer may append in between, never the other way round.
             checkpoint = logfile.read_checkpoint(self.folder, name, self.public)
-            data = _read(self.folder, name)
+            data = logfile.read_log(self.folder, name)
         except AuditError as error:
             self._problem(name, 0, str(error))
             return
@@ -171,7 +171,7 @@ class _Verification:
         """Walk the system logs once more for heads that other system logs remember of them."""
         for name in list(self._sizes):
             if any(size not in self._roots[name] for size, _ in self._claims.get(name, ())):
-                self._walk(name, _read(self.folder, name))
+                self._walk(name, logfile.read_log(self.folder, name))
 
     def hold(self) -> None:
         """Hold every log against what is remembered of it."""
@@ -239,22 +239,10 @@ def _wrong_tenant(name: str, walk: frames.Walk) -> str:
     return f"{name}.log: its first record does not say that it is this tenant's"
 
 
-def _read(folder: Path, name: str) -> bytes:
-    path = folder / f"{name}.log"
-    try:
-        if path.stat().st_size > frames.MAX_LOG:
-            raise AuditError(f"{name}.log is larger than any log can be ({frames.MAX_LOG} bytes)")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise AuditError(f"{name}.log is missing, but its signed checkpoint is there: the log was removed") from None
-    except OSError as error:
-        raise AuditError(f"{name}.log cannot be read: {error.strerror}") from None
-
-
 def _log_records(folder: Path, name: str) -> Iterator[dict[str, Json]]:
     if not (folder / f"{name}.log").exists():
         return
-    end = frames.walk(_read(folder, name), name, notes.load_public_key(folder)).end
+    end = frames.walk(logfile.read_log(folder, name), name, notes.load_public_key(folder)).end
     for index, leaf in enumerate(_leaves(folder / f"{name}.log", end)):
         try:
             envelope = json.loads(leaf[frames.BODY :])

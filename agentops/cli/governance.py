@@ -1,4 +1,4 @@
-"""Commands for approvers and auditors: approvals, audit."""
+"""Commands for approvers: approvals."""
 
 import asyncio
 import getpass
@@ -6,16 +6,14 @@ from typing import Annotated
 
 import typer
 
-from agentops import audit as auditing
-from agentops.cli.app import AsJson, ProjectDir, moment, show, table
-from agentops.errors import GateFailed, PolicyError
+from agentops.cli.app import AsJson, ProjectDir, show, table
+from agentops.errors import PolicyError
 from agentops.policy import Approval
 from agentops.runtime import Answer, open_runtime
 from agentops.types import Json, Principal
 from agentops.workspace import Workspace, local_principal, open_workspace
 
 approvals = typer.Typer(no_args_is_help=True, help="Calls that wait for a person.")
-audit = typer.Typer(no_args_is_help=True, help="The tamper-evident log.")
 
 By = Annotated[str, typer.Option("--as", help="Who decides; must not be who asked.")]
 Role = Annotated[list[str] | None, typer.Option("--role", help="Roles of the approver; default: finance.")]
@@ -74,42 +72,9 @@ async def _decide_and_resume(
         return decided, await runtime.resume(decided.run)
 
 
-@audit.command()
-def verify(project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Check every record, chain and signed checkpoint. Exit 1 when anything was changed, cut or forged."""
-    with open_workspace(project) as workspace:
-        report = auditing.verify(workspace.home / "audit")
-    show(report, as_json, report.lines())
-    if not report.ok:
-        raise GateFailed("the audit log does not verify: see the lines above; keep the folder as it is")
-
-
-@audit.command()
-def query(
-    kind: Annotated[str, typer.Option(help="Only records of this type, for example tool.intent.")] = "",
-    trace: Annotated[str, typer.Option(help="Only records of this trace.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000)] = 50,
-    project: ProjectDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """The newest records that match."""
-    with open_workspace(project) as workspace:
-        found = [
-            record
-            for record in auditing.records(workspace.home / "audit")
-            if (not kind or record.get("type") == kind) and (not trace or record.get("trace") == trace)
-        ][-limit:]
-    rows = [
-        (moment(r.get("at")), r.get("type"), r.get("tool"), r.get("decision") or r.get("status"), r.get("trace"))
-        for r in found
-    ]
-    show(found, as_json, [table("", ("at", "type", "tool", "decision", "trace"), rows)])
-
-
 def _short(arguments: Json) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:120]
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(approvals, name="approvals")
-    app.add_typer(audit, name="audit")
