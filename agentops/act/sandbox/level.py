@@ -5,6 +5,7 @@ It decides nothing about a tool: its caller says which level is the least.
 """
 
 import functools
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ ORDER: tuple[Level, ...] = ("none", "landlock", "bubblewrap")  # weakest first
 
 _PROBE = """
 import socket, sys
-for attempt in (lambda: open(sys.argv[1]), lambda: open("/probe", "w"), socket.socket):
+for attempt in (lambda: open(sys.argv[1]), lambda: open(sys.argv[1], "r+"), socket.socket):
     try:
         attempt()
     except OSError:
@@ -40,6 +41,7 @@ def missing(level: Level) -> str:
     if level == "landlock" and not landlock.abi():
         return "the kernel has no Landlock (Linux 5.13 or newer, with `landlock` in its list of security modules)"
     with tempfile.NamedTemporaryFile() as secret:
+        os.chmod(secret.name, 0o666)  # noqa: S103 - only the isolation refuses it, not the mode
         command = [sys.executable, "-I", "-S", "-c", _PROBE, secret.name]
         try:
             with start(level, command, Profile(), stdout=subprocess.PIPE) as probe:

@@ -64,8 +64,8 @@ class Sandboxed:
             if self._ended:
                 return
             self._ended = True
-            self._tell()
             try:
+                self._tell()
                 self.process.wait(_KILL_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
@@ -80,13 +80,19 @@ class Sandboxed:
         if self._handle < 0:
             self.process.kill()
             return
-        if self.level == "bubblewrap":
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        else:
-            with suppress(BrokenPipeError):
-                os.write(self._handle, b"k")  # said aloud: a fork of the engine may hold the descriptor open
-        os.close(self._handle)
+        try:
+            if self.level == "bubblewrap":
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+                gone = select.poll()  # the first process counts as ended when the others of its namespace have
+                gone.register(self._handle, select.POLLIN)
+                if not gone.poll(_KILL_S * 1000):
+                    raise subprocess.TimeoutExpired("bwrap", _KILL_S)
+            else:
+                with suppress(BrokenPipeError):
+                    os.write(self._handle, b"k")  # said aloud: a fork of the engine may hold the descriptor open
+        finally:
+            os.close(self._handle)
 
     def __enter__(self) -> "Sandboxed":
         return self

@@ -146,6 +146,9 @@ _METADATA: dict[str, Numbers] = {
     "utimes": (235, None),
     "utimensat": (280, 88),
     "futimesat": (261, None),
+}
+# Nor for these, which a file that every user may write allows every user.
+_ATTRIBUTES: dict[str, Numbers] = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
@@ -217,6 +220,7 @@ def build(*, mounts: bool, shared_uid: bool, landlock_abi: int, machine: str | N
     column = list(_ARCH).index(machine)
     refused, refused_when = dict(_REFUSED), dict(_REFUSED_WHEN)
     if not mounts:
+        refused |= _ATTRIBUTES
         if shared_uid:
             refused |= _METADATA
         if landlock_abi < 3:
