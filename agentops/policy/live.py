@@ -94,6 +94,10 @@ class LivePolicy:
             self._compare(shadow, run, call, spec, facts, decision)
         return decision
 
+    def mentions(self, name: str) -> bool:
+        """As `PolicySet.mentions`, by the set in force and the one that only watches."""
+        return self._current.mentions(name) or (self._shadow is not None and self._shadow.mentions(name))
+
     def hosts(self, run: Run, call: ToolCall, spec: ToolSpec, facts: Mapping[str, Json]) -> dict[str, Url]:
         """As `PolicySet.hosts`, by the set in force."""
         return self._current.hosts(run, call, spec, facts)
