@@ -1,14 +1,18 @@
 """Roles, principals and API keys."""
 
+import asyncio
 import statistics
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from idp_world import jwks
 
 from agentops.errors import PolicyError
+from agentops.graph import VirtualClock
 from agentops.policy import UNLIMITED, ApiKeys, DailyLimits, identities, principal
 from agentops.policy.identity import identity_problems
 
@@ -80,6 +84,127 @@ def test_problems_have_their_line(policies: Path, text: str, line: int, message:
             principal(policies, "default", "C-1")
 
 
+CORP = """
+[issuers.corp]
+issuer = "https://idp.example.com/"
+audience = "agentops"
+algorithms = ["ES256"]
+jwks = "corp.json"
+tenant = "default"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('["ES256"]', '["ES256", "HS256"]', "not ['HS256']"),
+        ('["ES256"]', '["none"]', "not ['none']"),
+        ('["ES256"]', "[]", "algorithms must be"),
+        ('["ES256"]', '"ES256"', "algorithms must be"),
+        ('"corp.json"', '"../corp.json"', "beside identities.toml"),
+        ('"corp.json"', '"/etc/keys.json"', "beside identities.toml"),
+        ('"corp.json"', '"other.json"', "'other.json' is not in"),
+        ('jwks = "corp.json"', "", "jwks or jwks_url"),
+        ('"corp.json"', '"corp.json"\njwks_url = "https://idp.example.com/keys"', "exactly one"),
+        ('jwks = "corp.json"', 'jwks_url = "http://idp.example.com/keys"', "must be an https:// address"),
+        ('jwks = "corp.json"', 'jwks_url = "file:///etc/passwd"', "must be an https:// address"),
+        ('jwks = "corp.json"', 'jwks_url = "https://a:b@idp.example.com/"', "must be an https:// address"),
+        ('"https://idp.example.com/"', '"idp.example.com"', "must be an https:// address"),
+        ('audience = "agentops"', "", "audience is missing"),
+        ('"agentops"', '""', "audience must be a text"),
+        ('"agentops"', "[]", "audience must be a text"),
+        ('tenant = "default"', "", "tenant or tenant_claim"),
+        ('"default"', '"default"\ntenant_claim = "org"', "tenant or tenant_claim"),
+        ('"default"', '"a b"', "is not allowed"),
+        ('"default"', '"default"\nleeway_s = 61', "from 0 to 60"),
+        ('"default"', '"default"\nleeway_s = true', "from 0 to 60"),
+        ('"default"', '"default"\nroles_claim = "groups"', "belong together"),
+        ('"default"', '"default"\nroles = { a = "staff" }', "belong together"),
+        ('"default"', '"default"\nroles_claim = "groups"\nroles = { a = "admin" }', "'admin' is not defined"),
+        ('"default"', '"default"\nsecret = "x"', "'secret' is not known"),
+        ('"default"', '"default"\n[tenants.acme]', "'default' is not listed in [tenants]"),
+        ("[issuers.corp]", "[issuers.Corp]", "lower-case name"),
+    ],
+)
+def test_problems_of_an_issuer_have_their_line(policies: Path, old: str, new: str, message: str) -> None:
+    file = policies / "identities.toml"
+    (policies / "corp.json").write_text(jwks("ES256"))
+    before = file.read_text()
+    file.write_text(before + CORP)
+    assert identity_problems(policies) == []
+    file.write_text(before + CORP.replace(old, new))
+    line = len(before.splitlines()) + 2
+    problems = identity_problems(policies)
+    assert any(problem.line == line and message in problem.message for problem in problems), problems
+    with pytest.raises(PolicyError):
+        principal(policies, "default", "C-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CORP + CORP.replace(".corp]", ".lab]"), "the issuer of two tables"),
+        ("[tenants.acme]\nissuers = ['nobody']\n", "names of [issuers.NAME]"),
+        ("[tenants.'a b']\n", "tenant 'a b' is a table"),
+        ("[tenants]\n", "without any, every tenant is known"),
+        ("[actors.bot]\n", "actor 'bot' is a table with scopes"),
+        ("[actors.bot]\nscopes = ['all']\n", "list of texts"),
+        ("[actors.bot]\nscopes = ['nothing:needs']\n", "actor 'bot' has scope 'nothing:needs', which no tool needs"),
+        ("[actors.'bot.x']\nscopes = 1\n", "actor 'bot.x'"),
+        ("[actors]\nbot = 1\n", "actor 'bot' is a table"),
+    ],
+)
+def test_problems_of_tenants_and_actors_are_found(policies: Path, text: str, message: str) -> None:
+    file = policies / "identities.toml"
+    (policies / "corp.json").write_text(jwks("ES256"))
+    file.write_text(file.read_text() + text)
+    found = identity_problems(policies, {"orders:read", "orders:write", "refunds:write", "documents:send"})
+    assert any(message in problem.message for problem in found), found
+    named = [problem for problem in found if message in problem.message and "[actors]\n" not in text]
+    assert all(problem.line for problem in named), named
+
+
+def test_with_several_issuers_each_tenant_says_who_may_name_it(policies: Path) -> None:
+    """Otherwise any of them could name the tenants of the others."""
+    file = policies / "identities.toml"
+    (policies / "corp.json").write_text(jwks("ES256"))
+    claimed = CORP.replace('tenant = "default"', 'tenant_claim = "org"')
+    other = CORP.replace(".corp]", ".lab]").replace("idp.", "lab.")
+    before = file.read_text()
+    for tenants in ("", "[tenants.default]\n", "[tenants.default]\n[tenants.acme]\nissuers = ['corp']\n"):
+        file.write_text(before + claimed + other + tenants)
+        assert any("needs [tenants.NAME] with issuers" in one.message for one in identity_problems(policies))
+    file.write_text(
+        before + claimed + other + "[tenants.default]\nissuers = ['lab']\n[tenants.x]\nissuers = ['corp']\n"
+    )
+    assert identity_problems(policies) == []
+
+
+def test_listed_tenants_are_all_there_are(policies: Path) -> None:
+    assert principal(policies, "acme", "C-1").tenant == "acme"
+    file = policies / "identities.toml"
+    file.write_text(file.read_text() + "[tenants.default]\n")
+    assert principal(policies, "default", "C-1").tenant == "default"
+    with pytest.raises(PolicyError, match=r"tenant 'acme' is not in identities.toml: add \[tenants.acme\]"):
+        principal(policies, "acme", "C-1")
+    with pytest.raises(PolicyError, match="'acme'"):
+        ApiKeys.parse("desk:0123456789abcdef:acme:C-1", policies)
+
+
+def test_the_examples_in_the_reference_projects_file_are_true(repo: Path, policies: Path) -> None:
+    text = (repo / "policies" / "identities.toml").read_text()
+    _, mark, example = text.partition("# Example:")
+    assert mark
+    lines = [line.removeprefix("# ") for line in example.splitlines()[1:]]
+    (policies / "identities.toml").write_text(text + "\n".join(lines))
+    (policies / "corp.json").write_text(jwks("ES256"))
+    assert identity_problems(policies) == []
+    found = identities(policies)
+    assert found.issuers
+    assert found.actors
+    assert found.tenants
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"identities\.toml is missing"):
         principal(tmp_path, "default", "C-1")
@@ -147,6 +272,41 @@ def test_malformed_keys_are_refused_without_showing_them(policies: Path, entry: 
     with pytest.raises(PolicyError) as caught:
         ApiKeys.parse(entry, policies)
     assert "0123456789" not in str(caught.value)
+
+
+def test_a_key_ends_after_its_last_day(policies: Path) -> None:
+    old, new = "0123456789abcdef", "newnewnewnewnew1"
+    clock = VirtualClock(datetime(2027, 1, 31, 23, 59, 59, tzinfo=UTC).timestamp())
+    keys = ApiKeys.parse(f"desk:{old}:default:C-1:customer:2027-01-31,desk:{new}:default:C-1:customer", policies, clock)
+    assert keys.authenticate(f"Bearer desk:{old}") == keys.authenticate(f"Bearer desk:{new}") is not None
+    asyncio.run(clock.drive(clock.sleep(1.0)))
+    assert keys.authenticate(f"Bearer desk:{old}") is None
+    assert keys.authenticate(f"Bearer desk:{new}") is not None
+    default = ApiKeys.parse(f"desk:{old}:default:C-1::2999-12-31", policies).authenticate(f"Bearer desk:{old}")
+    assert default is not None
+    assert default.roles == {"customer"}
+
+
+@pytest.mark.parametrize("day", ["", "2027-1-31", "2027-02-30", "31.01.2027", "never", "20270131", "2027-01-31T00"])
+def test_a_last_day_that_is_no_date_is_refused(day: str) -> None:
+    with pytest.raises(PolicyError, match="API key 1: its last day must be a date") as caught:
+        ApiKeys.parse(f"{KEY}:{day}")
+    assert "0123456789" not in str(caught.value)
+
+
+def test_what_a_key_allows_follows_the_file(policies: Path) -> None:
+    keys = ApiKeys.parse(KEY, policies)
+    file = policies / "identities.toml"
+    before = file.read_text()
+    file.write_text(before.replace('"documents:send"]', '"documents:send", "code:run"]'))
+    found = keys.authenticate("Bearer desk:0123456789abcdef")
+    assert found is not None
+    assert "code:run" in found.scopes
+    for closed in (before.replace("customer", "shopper"), before + "[tenants.acme]\n", "nonsense"):
+        file.write_text(closed)
+        assert keys.authenticate("Bearer desk:0123456789abcdef") is None
+    file.write_text(before)
+    assert keys.authenticate("Bearer desk:0123456789abcdef") is not None
 
 
 def test_without_policies_a_key_has_roles_and_no_scopes() -> None:
