@@ -1,5 +1,6 @@
 """The small project on disk, and both real stores."""
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,21 @@ def policies(tmp_path: Path) -> Path:
 @pytest.fixture
 def loaded(policies: Path) -> PolicySet:
     return PolicySet.load(policies, TOOLS, AGENTS)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Runs Python text with arguments in a process of its own; none outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(text: str, *arguments: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", text, *arguments]))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait(10)
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
 """Budgets on both real stores: never above a limit, in flight included, over threads, replicas, days and resumes."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,9 +15,9 @@ from policy_world import run_of
 
 from agentops.errors import PolicyError, StoreError
 from agentops.graph import VirtualClock
-from agentops.policy import Budgets, DailyLimits, Limits, Refused, Reservation
+from agentops.policy import Budgets, DailyLimits, Limits, Refused, Reservation, TokenMeter
 from agentops.store import State, open_state
-from agentops.types import Run
+from agentops.types import AgentSpec, Principal, Run
 
 LIMITS = Limits(DailyLimits(calls=1000, money_cents=100_000))
 NOON = 1_764_590_400.0  # 2025-12-01 12:00 UTC
@@ -224,41 +227,222 @@ def test_a_damaged_counter_allows_nothing(open_store: Callable[[], State], value
         Budgets(state, VirtualClock(NOON), LIMITS).reserve(run_at(NOON), 1, 0)
 
 
+def test_tokens_are_reserved_as_estimated_and_charged_as_used(open_store: Callable[[], State]) -> None:
+    state = open_store()
+    budgets = Budgets(state, VirtualClock(NOON), Limits(DailyLimits(tokens=300_000)))
+    run = run_at(NOON)
+    first = budgets.reserve(run, 0, 0, 150_000)
+    assert isinstance(first, Reservation)
+    assert budgets.reserve(run, 0, 0, 50_001) == Refused("run", "tokens")  # 200,000 a run
+    budgets.settle(first, True, tokens=1_000)
+    second = budgets.reserve(run, 0, 0, 199_000)
+    assert isinstance(second, Reservation)
+    assert isinstance(budgets.reserve(run, 1, 0), Reservation)  # a tool's call needs none
+    budgets.settle(second, True, tokens=250_000)  # more than was reserved
+    assert budgets.reserve(run, 1, 0) == Refused("run", "tokens")
+    for replica in (budgets, Budgets(state, VirtualClock(NOON), Limits(DailyLimits(tokens=300_000)))):
+        other = run_at(NOON, id="run-2")
+        assert replica.reserve(other, 0, 0, 49_001) == Refused("user", "tokens")
+        held = replica.reserve(other, 0, 0, 49_000)
+        assert isinstance(held, Reservation)
+        replica.settle(held, False)
+
+
+@pytest.mark.parametrize("said", [-5, 0, 2**70])
+def test_what_a_provider_says_it_used_frees_no_more_than_was_reserved(
+    open_store: Callable[[], State], said: int
+) -> None:
+    budgets = Budgets(open_store(), VirtualClock(NOON), LIMITS)
+    before = budgets.reserve(run_at(NOON), 0, 0, 100_000)
+    held = budgets.reserve(run_at(NOON), 0, 0, 100_000)
+    assert isinstance(before, Reservation)
+    assert isinstance(held, Reservation)
+    budgets.settle(held, True, tokens=said)
+    assert budgets.reserve(run_at(NOON), 0, 0, 100_001) == Refused("run", "tokens")
+
+
+def test_a_meter_holds_a_runs_models_to_its_tokens(open_store: Callable[[], State]) -> None:
+    budgets = Budgets(open_store(), VirtualClock(NOON), LIMITS)
+    meter = TokenMeter(budgets, run_at(NOON))
+    meter.settle(meter.reserve(150_000), None, 5)
+    with pytest.raises(PolicyError, match="the limit of tokens for this request is reached"):
+        meter.reserve(60_000)
+    meter.settle(meter.reserve(50_000), 10, 5)
+    meter.reserve(49_990)
+
+
+def test_a_tenants_day_is_shared_by_all_its_users(open_store: Callable[[], State]) -> None:
+    limits = Limits(LIMITS.user, DailyLimits(calls=5, money_cents=60_000, tokens=1000, seconds=100))
+    state = open_store()
+    replicas = [Budgets(state, VirtualClock(NOON), limits) for _ in range(2)]
+
+    def reserve(number: int, *amounts: int, tenant: str = "default") -> Reservation | Refused:
+        run = run_at(NOON, id=f"r{number}", user=f"C-{number}", tenant=tenant)
+        return replicas[number % 2].reserve(run, *amounts)
+
+    assert isinstance(reserve(1, 0, 40_000), Reservation)
+    assert reserve(2, 0, 20_001) == Refused("tenant", "money")
+    assert isinstance(reserve(2, 0, 20_000), Reservation)
+    assert isinstance(reserve(3, 0, 0, 900), Reservation)
+    assert reserve(4, 0, 0, 101) == Refused("tenant", "tokens")
+    assert sum(isinstance(reserve(2 * number, 1, 0), Reservation) for number in range(9)) == 5
+    assert reserve(2, 1, 0) == Refused("tenant", "calls")
+    assert isinstance(reserve(2, 1, 50_000, 1000, tenant="acme"), Reservation)
+    assert "this tenant and day" in Refused("tenant", "calls").reason
+
+
+def test_busy_time_is_charged_when_it_is_known_and_refuses_the_next_call(open_store: Callable[[], State]) -> None:
+    limits = Limits(DailyLimits(seconds=10))
+    state = open_store()
+    one, other = (Budgets(state, VirtualClock(NOON), limits) for _ in range(2))
+    for number in range(2):
+        held = one.reserve(run_at(NOON, id=f"r{number}"), 1, 0)
+        assert isinstance(held, Reservation)
+        one.settle(held, number == 0, milliseconds=5_000)  # it was busy also when nothing came of it
+    assert one.reserve(run_at(NOON, id="r3"), 1, 0) == Refused("user", "time")
+    assert other.reserve(run_at(NOON, id="r4"), 1, 0) == Refused("user", "time")
+    assert isinstance(other.reserve(run_at(NOON, id="r5", user="C-2"), 1, 0), Reservation)
+
+
+def test_busy_time_of_short_calls_is_charged_at_the_latest_at_close(open_store: Callable[[], State]) -> None:
+    limits = Limits(DailyLimits(seconds=10))
+    one = Budgets(open_store(), VirtualClock(NOON), limits)
+    run = run_at(NOON)
+    for _ in range(9):
+        held = one.reserve(run, 1, 0)
+        assert isinstance(held, Reservation)
+        one.settle(held, True, milliseconds=1_111)
+    one.close()
+    other = Budgets(open_store(), VirtualClock(NOON), limits)
+    held = other.reserve(run_at(NOON, id="last"), 1, 0)
+    assert isinstance(held, Reservation)
+    other.settle(held, True, milliseconds=1)
+    assert other.reserve(run_at(NOON, id="over"), 1, 0) == Refused("user", "time")
+
+
+WORKER = r"""
+import asyncio, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from agentops.graph import VirtualClock
+from agentops.policy import Budgets, DailyLimits, Limits, Reservation
+from agentops.store import open_state
+from agentops.types import AgentSpec, Principal, Run
+
+home, url, log, number = Path(sys.argv[1]), sys.argv[2] or None, sys.argv[3], int(sys.argv[4])
+limits = Limits(DailyLimits(200, 100_000, 50_000), DailyLimits(300, 150_000, 80_000))
+budgets = Budgets(open_state(home, url), VirtualClock(1_764_590_400.0), limits)
+agent = AgentSpec("a", frozenset(), frozenset(), max_calls=60, max_money_cents=50_000)
+file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def take(n):
+    calls, money, tokens = [(1, 0, 0), (1, 900, 0), (0, 0, 700)][n % 3]
+    user = f"u{n % 2}"
+    run = Run(f"r{user}{n % 5}", "s", Principal("t", user), agent, 1_764_590_500.0)
+    held = budgets.reserve(run, calls, money, tokens)
+    if isinstance(held, Reservation):
+        os.write(file, f"{run.id} {user} {calls} {money} {tokens} {number}\n".encode())
+        if n % 7 == 0:
+            os.write(file, f"{run.id} {user} {-calls} {-money} {-tokens} {number}\n".encode())
+            budgets.settle(held, False)
+        else:
+            budgets.settle(held, True, milliseconds=1)
+
+async def main():
+    os.write(file, b"ready\n")
+    while not os.path.exists(log + ".go"):
+        await asyncio.sleep(0.005)
+    with ThreadPoolExecutor(25) as pool:
+        threads = [asyncio.get_running_loop().run_in_executor(pool, take, n) for n in range(300)]
+        async def in_loop(n):
+            await asyncio.sleep(0)
+            take(n)
+        await asyncio.gather(*threads, *(in_loop(n) for n in range(25)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "redis"])
+def test_four_processes_one_of_them_killed_never_pass_a_limit(
+    backend: str, tmp_path: Path, request: pytest.FixtureRequest, open_store_of: Callable[[str], State], start: Any
+) -> None:
+    url = request.getfixturevalue("redis_url") if backend == "redis" else ""
+    open_store_of(url)
+    log = tmp_path / "log"
+    workers = [start(WORKER, str(tmp_path), url, str(log), str(number)) for number in range(4)]
+    deadline = time.monotonic() + 40
+    while not log.exists() or log.read_text().count("ready") < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (tmp_path / "log.go").touch()
+    while sum(line.endswith(" 0") for line in log.read_text().splitlines()) < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    workers[0].kill()
+    assert [worker.wait(60) for worker in workers] == [-9, 0, 0, 0]
+    totals: dict[str, list[int]] = {}
+    for line in log.read_text().splitlines():
+        if line == "ready":
+            continue
+        run, user, *amounts, _ = line.split()
+        for name in (run, user, "tenant"):
+            total = totals.setdefault(name, [0, 0, 0])
+            totals[name] = [one + int(more) for one, more in zip(total, amounts, strict=True)]
+    limits = {"r": (60, 50_000, 200_000), "u": (200, 100_000, 50_000), "t": (300, 150_000, 80_000)}
+    for name, total in totals.items():
+        assert all(used <= limit for used, limit in zip(total, limits[name[0]], strict=True)), (name, total)
+    assert totals["tenant"][0] > 150  # a killed process takes its leases with it, not more
+    assert totals["tenant"][2] > 50_000
+    counted = Budgets(open_store_of(url), VirtualClock(NOON), Limits())
+    for name, total in totals.items():  # nothing that was granted is forgotten
+        if name.startswith("r"):
+            agent = AgentSpec("a", frozenset(), frozenset(), max_calls=60, max_money_cents=50_000)
+            run = Run(name, "s", Principal("t", name[1:3]), agent, NOON + 100)
+            assert counted.used(run)[1] >= total[1]
+
+
 class Ledger(RuleBasedStateMachine):
     """Two replicas, three runs of one user, time that moves: the model is what was granted and not given back."""
 
     def __init__(self) -> None:
         super().__init__()
         import tempfile
-        from pathlib import Path
 
         self.folder = tempfile.TemporaryDirectory()
         self.state = open_state(Path(self.folder.name), None)
         self.clock = VirtualClock(NOON)
-        self.replicas = [Budgets(self.state, self.clock, Limits(DailyLimits(30, 70_000))) for _ in range(2)]
+        limits = Limits(DailyLimits(30, 70_000, 500), DailyLimits(28, 80_000, 700))
+        self.replicas = [Budgets(self.state, self.clock, limits) for _ in range(2)]
         self.held: list[tuple[int, str, object]] = []
         self.spent: dict[str, list[int]] = {}
+        self.tokens = 0
 
     @rule(
         replica=st.integers(0, 1),
         run=st.sampled_from(["a", "b", "c"]),
         calls=st.integers(0, 4),
         money=st.sampled_from([0, 0, 9_000, 30_000]),
+        tokens=st.sampled_from([0, 0, 60, 200]),
     )
-    def reserve(self, replica: int, run: str, calls: int, money: int) -> None:
-        reservation = self.replicas[replica].reserve(run_at(self.clock.now(), id=run), calls, money)
+    def reserve(self, replica: int, run: str, calls: int, money: int, tokens: int) -> None:
+        reservation = self.replicas[replica].reserve(run_at(self.clock.now(), id=run), calls, money, tokens)
         if isinstance(reservation, Reservation):
             self.held.append((replica, run, reservation))
             used = self.spent.setdefault(run, [0, 0])
             used[0] += calls
             used[1] += money
+            assert self.tokens + tokens <= 500, "granted above what was known to be used"
+            self.tokens += tokens
 
-    @rule(spent=st.booleans(), data=st.data())
-    def settle(self, spent: bool, data: st.DataObject) -> None:
+    @rule(spent=st.booleans(), tokens=st.none() | st.integers(0, 300), data=st.data())
+    def settle(self, spent: bool, tokens: int | None, data: st.DataObject) -> None:
         if not self.held:
             return
         replica, run, reservation = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.replicas[replica].settle(reservation, spent)
+        self.replicas[replica].settle(reservation, spent, tokens, milliseconds=10)
+        self.tokens -= reservation.tokens
+        self.tokens += (reservation.tokens if spent else 0) if tokens is None else tokens
         if not spent:
             self.spent[run][0] -= reservation.calls
             self.spent[run][1] -= reservation.money_cents
@@ -270,7 +454,7 @@ class Ledger(RuleBasedStateMachine):
     @invariant()
     def no_limit_is_passed(self) -> None:
         assert all(calls <= 10 and money <= 50_000 for calls, money in self.spent.values())
-        assert sum(calls for calls, _ in self.spent.values()) <= 30
+        assert sum(calls for calls, _ in self.spent.values()) <= 28
         assert sum(money for _, money in self.spent.values()) <= 70_000
 
     def teardown(self) -> None:

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -279,13 +278,12 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("backend", ["sqlite", "redis"])
 def test_no_call_of_four_busy_processes_begins_after_the_kill(
-    backend: str, tmp_path: Path, request: pytest.FixtureRequest, open_store_of: Callable[[str], State]
+    backend: str, tmp_path: Path, request: pytest.FixtureRequest, open_store_of: Callable[[str], State], start: Any
 ) -> None:
     url = request.getfixturevalue("redis_url") if backend == "redis" else ""
     operator, stop = KillSwitch(open_store_of(url), RealClock()), tmp_path / "stop"
     logs = [tmp_path / f"calls-{number}" for number in range(4)]
-    command = [sys.executable, "-c", WORKER, str(tmp_path), url]
-    workers = [subprocess.Popen([*command, str(log), str(stop)]) for log in logs]
+    workers = [start(WORKER, str(tmp_path), url, str(log), str(stop)) for log in logs]
     deadline = time.monotonic() + 30
     while not all(Path(f"{log}.ready").exists() for log in logs):
         assert time.monotonic() < deadline
