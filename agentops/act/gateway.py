@@ -237,7 +237,9 @@ class ToolGateway:
     def _labelled(self, run: Run, tool: Tool, call: ToolCall) -> tuple[ToolCall, dict[str, Json]]:
         """The call with the labels of its arguments, and what the policies may know of where they come from."""
         seen = self._readings.seen(run, effect=tool.spec.effect != "read")
-        sources = self._readings.sources(run, call.arguments, tool.defaults, call.sources)
+        sources = dict(call.sources)
+        if seen.integrity == "untrusted" or self._policy.mentions("source"):
+            sources = self._readings.sources(run, call.arguments, tool.defaults, call.sources)
         labels = call.labels
         composed = seen.integrity == "untrusted" and "derived" in sources.values()
         if composed or "untrusted" in sources.values():  # what a model composes after outsiders spoke may be theirs

@@ -9,6 +9,7 @@ While the shared state cannot be reached, reads go on: an unknown conversation c
 in this process until the state is back. Effects need the state, so none can pass on labels that wait.
 """
 
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -162,7 +163,12 @@ class Readings:
 
 
 def _conversation(run: Run) -> str:
-    return _CONVERSATION + _digest([run.principal.tenant, run.session])
+    return _conversation_key(run.principal.tenant, run.session)
+
+
+@functools.lru_cache(maxsize=RUNS)
+def _conversation_key(tenant: str, session: str) -> str:
+    return _CONVERSATION + _digest([tenant, session])
 
 
 def _tag(tenant: str, tag: str) -> str:

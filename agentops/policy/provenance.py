@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentops.types import Json, Labels, Source
 
 MAX_READ = 2_000_000  # characters remembered of one run
+MAX_UNREAD = 32  # results kept as they came: most runs never look anything up
 MAX_LEAVES = 2_000  # values of one argument that are looked up
 ORDER: tuple[Source, ...] = ("request", "trusted", "derived", "untrusted")
 _SPACE = re.compile(r"\s+")
@@ -28,12 +29,23 @@ class Provenance:
     untrusted: list[str] = field(default_factory=list)
     size: int = 0  # characters read
     complete: bool = True  # False: outsiders' words were read that are not here
+    unread: list[tuple[Json, Labels]] = field(default_factory=list)  # results that no look-up has needed yet
 
     def __post_init__(self) -> None:
         self.request = _plain(self.request)
 
     def read(self, value: Json, labels: Labels) -> None:
         """Remember a result (or the text of an error): what later arguments may have been taken from."""
+        self.unread.append((value, labels))
+        if len(self.unread) >= MAX_UNREAD:
+            self._read_all()
+
+    def _read_all(self) -> None:
+        unread, self.unread = self.unread, []
+        for value, labels in unread:
+            self._read(value, labels)
+
+    def _read(self, value: Json, labels: Labels) -> None:
         text = "\n".join(_plain(leaf) for leaf in _leaves(value))
         outside = labels.integrity == "untrusted"
         if self.size + len(text) > MAX_READ:
@@ -52,6 +64,7 @@ class Provenance:
             defaults: the tool's own default values: an argument that has its default is "trusted".
             known: sources that the caller knows exactly; they are taken as they are.
         """
+        self._read_all()
         found: dict[str, Source] = {}
         for name, value in arguments.items():
             if name in known:

@@ -42,7 +42,7 @@ class SqliteState:
 
     def get(self, key: str) -> tuple[bytes, int] | None:
         name = checked_key(key)
-        with self._transaction("BEGIN") as db:
+        with self._transaction("") as db:  # one statement is a transaction of its own
             return db.execute("SELECT value, version FROM entries WHERE key = ?", (name,)).fetchone()
 
     def put(self, key: str, value: bytes) -> int:
@@ -105,6 +105,9 @@ class SqliteState:
         with self._lock:
             try:
                 db = self._connected()
+                if not begin:
+                    yield db
+                    return
                 db.execute(begin)
                 try:
                     yield db
