@@ -163,7 +163,7 @@ async def _metered(
     started, used = time.monotonic(), None
     try:
         answer = await _attempts(model, arguments, timeout_s, span)
-        if answer.input_tokens is not None and answer.output_tokens is not None:
+        if answer.input_tokens and answer.output_tokens is not None:  # LiteLLM makes no usage 0 and 0
             used = answer.input_tokens + answer.output_tokens
         return answer
     finally:

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from agentops.errors import ModelError
+from agentops.graph import RealClock
 from agentops.models import gateway
 from agentops.models.gateway import complete
+from agentops.policy import Budgets, TokenMeter
 from agentops.redact import Redactor
-from agentops.store import Lake
+from agentops.store import Lake, MemoryState, State
 from agentops.trace import Tracing
+from agentops.types import AgentSpec, Principal, Run
 
 pytestmark = pytest.mark.anyio
 KEY = "sk-very-secret-0123456789"
@@ -28,6 +31,7 @@ class Provider:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.asked = threading.Event()
         self.answers: list[Callable[[dict[str, Any]], tuple[int, Any]]] = [lambda request: (200, said("hi"))]
         provider = self
 
@@ -37,6 +41,7 @@ class Provider:
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 provider.requests.append(request)
+                provider.asked.set()
                 answer = provider.answers.pop(0) if len(provider.answers) > 1 else provider.answers[0]
                 status, body = answer(request)
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -218,3 +223,51 @@ async def test_the_call_leaves_one_span(provider: Provider, tmp_path: Path) -> N
     assert "retry" in good["events"]
     assert bad["status"].lower() == "error"
     assert KEY not in json.dumps([good, bad], default=str)
+
+
+def limited(tokens: int, state: State | None = None) -> TokenMeter:
+    agent = AgentSpec("planner", frozenset(), frozenset(), max_tokens=tokens)
+    run = Run("r", "s", Principal("acme", "ann"), agent, 1e12)
+    return TokenMeter(Budgets(state or MemoryState(), RealClock()), run)
+
+
+async def test_a_metered_call_is_charged_what_it_used(provider: Provider) -> None:
+    meter = limited(1_000)
+    for _ in range(30):  # each reserves about 120 and uses 10
+        await complete("openai/tiny", HELLO, max_tokens=100, meter=meter)
+    meter.settle(meter.reserve(700), 700, 0)
+    with pytest.raises(ModelError, match=r"was not asked: the limit of tokens for this request is reached"):
+        await complete("openai/tiny", HELLO, max_tokens=1, meter=meter)
+    assert len(provider.requests) == 30
+
+
+async def test_a_long_conversation_is_refused_before_it_is_sent(provider: Provider) -> None:
+    meter = limited(1_000)
+    with pytest.raises(ModelError, match="limit of tokens"):
+        await complete("openai/tiny", [{"role": "user", "content": "word " * 1_000}], meter=meter)
+    assert provider.requests == []
+
+
+@pytest.mark.parametrize("how", ["fails", "says nothing", "cancelled"])
+async def test_tokens_stay_charged_when_nobody_says_what_was_used(provider: Provider, how: str) -> None:
+    meter = limited(1_000)
+    answer = {**said("hi"), "usage": None}
+    provider.answers = [failed(400) if how == "fails" else lambda request: (200, answer)]
+    if how == "cancelled":
+        provider.answers = [lambda request: (time.sleep(0.3), (200, answer))[1]]
+    call = asyncio.create_task(complete("openai/tiny", HELLO, max_tokens=900, meter=meter))
+    if how == "cancelled":
+        await asyncio.to_thread(provider.asked.wait, 10)
+        call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    with pytest.raises(ModelError, match="limit of tokens"):
+        await complete("openai/tiny", HELLO, max_tokens=100, meter=meter)
+
+
+async def test_without_the_budgets_no_model_is_asked(provider: Provider) -> None:
+    state = MemoryState()
+    meter = limited(10_000, state)
+    state.close()
+    with pytest.raises(ModelError, match="was not asked: the state in memory was closed"):
+        await complete("openai/tiny", HELLO, meter=meter)
+    assert provider.requests == []
