@@ -105,6 +105,7 @@ def create_app(
 
     app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.owners = OrderedDict()
+    app.state.refusals = refusals
 
     @app.middleware("http")
     async def bounded(request: Request, call_next: Any) -> Response:
@@ -145,7 +146,8 @@ def create_app(
             raise HTTPException(422, "the last message must be the user's and not empty")
         history = tuple({"role": message.role, "content": message.text} for message in body.messages[:-1])
         request_id = _repeated(who, idempotency_key, body) if idempotency_key else ""
-        session = x_agentops_session or body.metadata.get("session", "")
+        named = x_agentops_session or body.metadata.get("session", "")
+        session = _digest(who, "session", named) if named else ""
         request = new_request(body.messages[-1].text, who, session, history, request_id)
         answer = await app.state.runtime.ask(request)
         remember(answer, who.tenant, who.user)
@@ -210,7 +212,7 @@ def _repeated(who: Principal, key: str, body: ChatBody) -> str:
 
     It is the session too when none is given: effects are done once per step, plan and session.
     """
-    return _digest(who, key, [[message.role, message.text] for message in body.messages])
+    return _digest(who, "request", key, [[message.role, message.text] for message in body.messages])
 
 
 def _digest(who: Principal, *named: Any) -> str:
