@@ -319,7 +319,8 @@ class Budgets:
             until = max(account.stored_until, account.until + keep)
         kept[account.entry] = [*total, until]
         data = orjson.dumps(kept)
-        if not self._asked(lambda: self._state.compare_and_set(account.key, data, version)):
+        durable = change[MONEY] != 0  # a power cut may give back the calls of its last moments, never money
+        if not self._asked(lambda: self._state.compare_and_set(account.key, data, version, durable)):
             return False
         account.counted, account.owed, account.stored_until = total, [0, 0, 0, 0], until
         return True

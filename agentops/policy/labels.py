@@ -30,7 +30,7 @@ _INTEGRITY = ("trusted", "untrusted")
 _CONFIDENTIALITY = ("public", "internal", "personal", "secret")
 _CONVERSATION = "labels/conversation/"
 WAITING = 10_000  # conversations whose labels may wait for the state
-LEAST = Labels("trusted", "public")
+LEAST = Labels("trusted", "internal")  # of a conversation that has read nothing, or nothing worth a note
 WORST = Labels("untrusted", "secret")
 Part = tuple[Json, Labels]
 

@@ -30,8 +30,11 @@ class State(Protocol):
         """Write unconditionally; returns the new version."""
         ...
 
-    def compare_and_set(self, key: str, value: bytes | None, version: int) -> bool:
-        """Write only if the key still has `version`. Version 0: it must not exist. Value None: delete it."""
+    def compare_and_set(self, key: str, value: bytes | None, version: int, durable: bool = True) -> bool:
+        """Write only if the key still has `version`. Version 0: it must not exist. Value None: delete it.
+
+        Not `durable`: it outlives every process, but a power cut may take the last moments back (SQLite: no fsync).
+        """
         ...
 
     def scan(self, prefix: str) -> list[tuple[str, bytes, int]]:

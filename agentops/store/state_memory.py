@@ -27,7 +27,7 @@ class MemoryState:
         with self._open():
             return self._set(checked_key(key), checked_value(value))
 
-    def compare_and_set(self, key: str, value: bytes | None, version: int) -> bool:
+    def compare_and_set(self, key: str, value: bytes | None, version: int, durable: bool = True) -> bool:
         name, data = checked_key(key), None if value is None else checked_value(value)
         with self._open():
             if self._entries.get(name, (b"", 0))[1] != version:

@@ -111,7 +111,7 @@ class RedisState:
         name, data = checked_key(key), checked_value(value)
         return int(self._ask(lambda: self._put(keys=self._keys(), args=[name, data])))
 
-    def compare_and_set(self, key: str, value: bytes | None, version: int) -> bool:
+    def compare_and_set(self, key: str, value: bytes | None, version: int, durable: bool = True) -> bool:
         name, data = checked_key(key), b"" if value is None else checked_value(value)
         what = "delete" if value is None else "set"
         return bool(self._ask(lambda: self._cas(keys=self._keys(), args=[name, str(version), what, data])))
