@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from idp_world import AUDIENCE, ISSUER, KEYS, STRANGER, TABLES, by_hand, claims, jwk, jwks, mint, pem
 
-from agentops.policy import TokenRefused, Tokens, identities, principal
+from agentops.policy import TokenRefused, Tokens, identities, narrowed, principal
 from agentops.policy.identity import identity_problems
+from agentops.policy.names import asked_scopes
 from agentops.policy.tokens import MAX_TOKEN, principal_of
 from agentops.types import Principal
 
@@ -275,14 +276,20 @@ NARROWING = st.fixed_dictionaries(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-@given(groups=st.lists(st.sampled_from(["shoppers", "desk", "money"]), min_size=1), first=NARROWING, more=NARROWING)
+@given(
+    groups=st.lists(st.sampled_from(["shoppers", "desk", "money"]), min_size=1),
+    first=NARROWING,
+    more=NARROWING,
+    header=st.lists(SCOPES, max_size=4).map(" ".join),
+)
 def test_no_actor_and_no_scope_ever_adds_a_right(
-    trusted: Path, groups: list[str], first: dict[str, Any], more: dict[str, Any]
+    trusted: Path, groups: list[str], first: dict[str, Any], more: dict[str, Any], header: str
 ) -> None:
     issuer = identities(trusted).issuers[ISSUER]
     base = principal_of(trusted, issuer, claims(groups=groups) | first)
     added = {name: value for name, value in more.items() if name not in first}
     narrower = principal_of(trusted, issuer, claims(groups=groups) | first | added)
+    assert narrowed(narrower, asked_scopes(header)).scopes <= narrower.scopes
     assert narrower.scopes <= base.scopes <= principal_of(trusted, issuer, claims(groups=groups)).scopes
     assert (narrower.tenant, narrower.user, narrower.roles) == (base.tenant, base.user, base.roles)
     for actor in narrower.actors:
