@@ -11,12 +11,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from agentops.act.values import NAMED_EMAIL
 from agentops.errors import SandboxError, ToolError
 from agentops.graph import Clock
+from agentops.parsers import names_email
 from agentops.types import CacheRule, Effect, Isolation, Json, Labels, Run, Tool, ToolSpec
 
 if TYPE_CHECKING:
@@ -80,13 +82,15 @@ class Context:
 
         Raises:
             SandboxError: it is not beneath one of them.
-            OSError: it cannot be opened.
+            ToolError: there is no such file, it cannot be opened, or a link leads to it.
         """
         return self._broker().open(path)
 
     def _broker(self) -> "Broker":
         if self.broker is None:
-            raise SandboxError("no broker: only a tool with isolation=Isolation(…) reaches outside, through the gateway")
+            raise SandboxError(
+                "no broker: only a tool with isolation=Isolation(…) reaches outside, through the gateway"
+            )
         return self.broker
 
 
@@ -191,6 +195,9 @@ def tool(
 def arguments(tool: Tool, given: Mapping[str, Json]) -> dict[str, Json]:
     """`given` validated strictly against the tool's signature and completed with defaults: the canonical arguments.
 
+    Values of the types in `agentops.act.values` arrive in their one spelling: the policies decide on the very values
+    that the tool gets.
+
     Raises:
         ToolError: unknown, missing or ill-typed arguments; every one is named, values are not repeated.
     """
@@ -217,8 +224,12 @@ def _model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
         if parameter.annotation is inspect.Parameter.empty:
             raise ValueError(f"tool {name!r}: argument {parameter.name!r} needs a type")
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        fields[parameter.name] = (parameter.annotation, default)
-    return create_model(name, __config__=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False), **fields)
+        annotation = parameter.annotation
+        if names_email(parameter.name):  # the policies take it for one by its name: so does the tool
+            annotation = Annotated[annotation, NAMED_EMAIL]
+        fields[parameter.name] = (annotation, default)
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    return create_model(name, __config__=config, **fields)
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:

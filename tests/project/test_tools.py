@@ -269,7 +269,7 @@ async def test_a_document_goes_to_one_plain_address(desk, orders, address, chang
     order = orders("returnable")
     customer = desk(order["customer_id"])
     listed = await customer.call("list_documents", order_id=order["order_id"], kind="invoice")
-    with pytest.raises(ToolError, match="not one e-mail address"):
+    with pytest.raises(ToolError, match="not one plain e-mail address"):
         await customer.call("send_document", document_id=listed["documents"][0]["document_id"], email=address)
     assert changed(customer.world) == []
 

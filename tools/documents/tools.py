@@ -1,16 +1,15 @@
 """Document tools. Papers belong to an order and are seen by whoever may see the order.
 
-Invariant: a document leaves the company only through the outbox, one row per mail. Which addresses are allowed is the
-policies' business; the tool refuses only what is not one plain address.
+Invariant: a document leaves the company only through the outbox, one row per mail, to the address that the policies
+decided on. Which addresses are allowed is theirs to say.
 """
 
-import re
 import sqlite3
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentops.act import CacheRule, Context, Labels, tool
+from agentops.act import CacheRule, Context, Email, Labels, tool
 from agentops.errors import ToolError
 
 from ..access import OrderId, day, owned_order
@@ -18,7 +17,6 @@ from ..world import TODAY, World
 
 DocumentId = Annotated[str, Field(pattern=r"^DOC-\d{6}$", description="document number, like DOC-300001")]
 Kind = Literal["any", "invoice", "delivery_note", "return_label"]
-_EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]{2,24}")
 
 
 @tool(
@@ -69,15 +67,11 @@ async def get_document(ctx: Context, document_id: DocumentId) -> dict[str, Any]:
     idempotent=True,
     labels=Labels("trusted", "personal"),
 )
-async def send_document(
-    ctx: Context, document_id: DocumentId, email: Annotated[str, Field(min_length=6, max_length=254)]
-) -> dict[str, Any]:
+async def send_document(ctx: Context, document_id: DocumentId, email: Email) -> dict[str, Any]:
     """Mail a copy of one paper to an e-mail address."""
     world: World = ctx.world
     given = {"document_id": document_id, "email": email}
     await world.latency("send_document", given, ctx.clock)
-    if not _EMAIL.fullmatch(email):
-        raise ToolError("That is not one e-mail address I can send to.")
 
     def work(db: sqlite3.Connection) -> dict[str, Any]:
         row = _document(db, ctx, document_id)
