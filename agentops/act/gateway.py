@@ -239,7 +239,7 @@ class ToolGateway:
         seen = self._readings.seen(run, effect=tool.spec.effect != "read")
         sources = dict(call.sources)
         if seen.integrity == "untrusted" or self._policy.mentions("source"):
-            sources = self._readings.sources(run, call.arguments, tool.defaults, call.sources)
+            sources = self._readings.sources(run, call.arguments, tool.defaults, call.sources, tool.spec.amount_arg)
         labels = call.labels
         composed = seen.integrity == "untrusted" and "derived" in sources.values()
         if composed or "untrusted" in sources.values():  # what a model composes after outsiders spoke may be theirs
@@ -320,6 +320,8 @@ class ToolGateway:
         record = self._record(run, tool, call, "tool.intent" if effect else "tool.decision", decision, approval_id)
         if approval_id and not self._approvals.consume(approval_id, call, tool.spec, decision.policy_digest, run):
             raise _Refused("denied", f"{call.tool}: its approval does not hold any more", decision)
+        if approval_id:
+            self._readings.vouch(run, call.arguments)
         try:
             if effect:
                 await self._audit.append(record)

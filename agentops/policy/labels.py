@@ -70,10 +70,19 @@ class Readings:
         return (known or WORST).join(run.labels)
 
     def sources(
-        self, run: Run, arguments: Mapping[str, Json], defaults: Mapping[str, Json], known: Mapping[str, Source]
+        self,
+        run: Run,
+        arguments: Mapping[str, Json],
+        defaults: Mapping[str, Json],
+        known: Mapping[str, Source],
+        amount: str = "",
     ) -> dict[str, Source]:
         """Where each argument comes from, as far as this run's readings tell: see `Provenance.sources`."""
-        return self._provenance(run).sources(arguments, defaults, known)
+        return self._provenance(run).sources(arguments, defaults, known, amount)
+
+    def vouch(self, run: Run, arguments: Mapping[str, Json]) -> None:
+        """Take the values of a call that a person approved for trusted, for the rest of this run."""
+        self._provenance(run).vouch(arguments)
 
     def remember(self, run: Run, parts: Iterable[Part], effect: bool = True) -> None:
         """Join what a call has returned: each value with its labels.

@@ -40,7 +40,8 @@ def read() -> Provenance:
         ("Bob Miller", "trusted"),
         ("US133000000121212121212", "untrusted"),
         ("ann", "untrusted"),  # not the end of "Joanne"
-        ("133000000121212121212", "derived"),  # part of a word is not the word
+        ("33000", "derived"),  # part of a word is not the word
+        ("133000000121212121212", "untrusted"),  # nobody's number, after outsiders were read
         (25, "derived"),
         ("nobody said this", "derived"),
         (["Joanne", "Bob Miller"], "trusted"),

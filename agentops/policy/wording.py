@@ -1,0 +1,119 @@
+"""Whether a value stands in a text, and what a text is put together from.
+
+Invariant: every function is a plain look-up without a model: a value counts as said only when its own words are there,
+and an address counts only whole. It knows no source and keeps nothing.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+MAX_TOKENS = 80  # of a text that is looked at piece by piece
+_SPACE = re.compile(r"\s+")
+_WORDY = re.compile(r"\w")
+_DIGITS = re.compile(r"\d{1,8}")
+_PART_BEFORE = re.compile(r"\d[.,:/-]$")  # 10 in 2024-10 and in 3.10 is no number of its own
+_PART_AFTER = re.compile(r"[,:/-]\d|\.(?!0{1,2}(?!\d))\d")  # but 10 is said by 10.00
+_MONTH = "jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec"
+_MONTH_BEFORE = re.compile(rf"\b(?:{_MONTH})[a-z]*\.? $")
+_MONTH_AFTER = re.compile(rf" (?:of )?(?:{_MONTH})")
+_TOKEN = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d|[^\W_]+")
+_DATED = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d")
+# Mail addresses; URLs and names of hosts; account and other long numbers.
+_ADDRESS = re.compile(
+    r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:\w+://|www\.)[^\s<>\"']+|(?:[a-z0-9-]+\.)+[a-z]{2,}(?:[:/][^\s<>\"']*)?"
+    r"|\b[a-z]{2}\d{2}[a-z0-9]{10,30}\b|\b\d{9,}\b"
+)
+_FILE = re.compile(r"[^/:@]+\.(?:csv|docx?|html?|jpe?g|json|md|odt|pdf|png|pptx?|rtf|txt|xlsx?|xml|yaml)")
+_INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
+
+
+def plain(text: str) -> str:
+    """One spelling of what reads alike: compatibility forms, letter case, white space, nothing invisible."""
+    return _SPACE.sub(" ", _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()).strip()
+
+
+def within(text: str, said: str) -> bool:
+    """Whether `text` stands in `said` (both plain) as whole words.
+
+    "7" is not in "17:30", "ann" not in "joanne". A short number is not in a date, a time or a larger number either: who
+    says "June 13" does not name item 13.
+    """
+    number = _DIGITS.fullmatch(text) is not None
+    start = said.find(text)
+    while start >= 0:
+        end = start + len(text)
+        before, after = said[start - 1 : start], said[end : end + 1]
+        left = _WORDY.match(text[0]) is None or not before or _WORDY.match(before) is None
+        right = _WORDY.match(text[-1]) is None or not after or _WORDY.match(after) is None
+        if left and right and not (number and _part(said, start, end)):
+            return True
+        start = said.find(text, start + 1)
+    return False
+
+
+def amounts(cents: int) -> tuple[str, ...]:
+    """How people write an amount of minor units: 120000 is "1200", "1200.0", "1200.00", "1,200" or "1,200.00"."""
+    whole, rest = divmod(cents, 100)
+    forms = [f"{whole}.{rest:02}", f"{whole:,}.{rest:02}"]
+    if rest % 10 == 0:
+        forms += [f"{whole}.{rest // 10}", f"{whole:,}.{rest // 10}"]
+    if rest == 0:
+        forms += [str(whole), f"{whole:,}"]
+    return tuple(forms)
+
+
+def addresses(text: str) -> list[str]:
+    """Mail addresses, links, names of hosts and long numbers in a plain text: what it could send somebody to."""
+    found = (match[0].rstrip(".,;:!?)]}'") for match in _ADDRESS.finditer(text))
+    return [address for address in found if not _FILE.fullmatch(address)]
+
+
+def tokens(text: str) -> str:
+    """The words, numbers, dates and times of a plain text, each between spaces."""
+    return f" {' '.join(_TOKEN.findall(text))} "
+
+
+def pieces(text: str, said: list[str]) -> Iterator[int]:
+    """For each piece that `text` is put together from, the index of the first of `said` (as `tokens`) that has it.
+
+    A piece is a run of at least two words, a date or a time. Words of at most three letters may lie between pieces, as
+    long as the pieces are more. -1 comes for what is found nowhere, and for texts too long or too short to say.
+    """
+    words = tokens(text).split()
+    position, covered = 0, 0
+    if not 2 <= len(words) <= MAX_TOKENS:
+        yield -1
+        return
+    while position < len(words):
+        length, index = _longest(words, position, said)
+        if length:
+            yield index
+            covered += length
+        elif len(words[position]) > 3:
+            yield -1
+            return
+        position += length or 1
+    if 2 * covered < len(words):
+        yield -1
+
+
+def _longest(words: list[str], start: int, said: list[str]) -> tuple[int, int]:
+    """Length of the longest run from `start` that some text has, and which text; (0, -1) when it is no piece."""
+    best, where = 0, -1
+    for index, text in enumerate(said):
+        end = start
+        while end < len(words) and f" {' '.join(words[start : end + 1])} " in text:
+            end += 1
+        if end - start > best:
+            best, where = end - start, index
+    piece = best > 1 or (best == 1 and _DATED.fullmatch(words[start]) is not None)
+    return (best, where) if piece else (0, -1)
+
+
+def _part(said: str, start: int, end: int) -> bool:
+    """Whether the number at this place belongs to a date, a time or a larger number."""
+    before, after = said[max(0, start - 12) : start], said[end : end + 12]
+    return any(pattern.search(before) for pattern in (_PART_BEFORE, _MONTH_BEFORE)) or any(
+        pattern.match(after) for pattern in (_PART_AFTER, _MONTH_AFTER)
+    )
