@@ -10,6 +10,7 @@ import decimal
 import importlib
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentops import __version__
-from agentops.errors import AgentopsError
+from agentops.errors import AgentopsError, ConfigError
 
 app = typer.Typer(
     name="agentops",
@@ -34,10 +35,30 @@ app = typer.Typer(
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
+_AGO = re.compile(r"([1-9]\d{0,5})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+Since = Annotated[str, typer.Option(help="From this time: 24h, 30d, or 2026-12-01[T10:00] (UTC).")]
+Until = Annotated[str, typer.Option(help="Up to, not including, this time.")]
 ProjectDir = Annotated[Path | None, typer.Option("--project", help="The project's folder; default: found from here.")]
+
+
+def instant(text: str) -> float:
+    """Unix time of an age (24h, 30d) or a time (2026-12-01, 2026-12-01T10:00; UTC).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+    try:
+        given = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{text[:40]!r} is not a time: use 24h, 30d, 2026-12-01 or 2026-12-01T10:00") from None
+    return (given if given.tzinfo else given.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def show(value: Any, as_json: bool, lines: Iterable[Any] = ()) -> None:

@@ -1,12 +1,10 @@
-"""Commands for auditors: audit verify | query | prove | export | verify-export | anchor | witness.
+"""Commands for auditors: audit verify | query | prove | export | verify-export | anchor | witness | erase.
 
-Invariant: no command here changes a log; exit 1 means that something was changed, is missing or could not be checked.
-`verify-export` and `witness` need no project.
+Invariant: no command here changes what a log holds; exit 1 means that something was changed, is missing or could not
+be checked. `verify-export` and `witness` need no project.
 """
 
-import datetime
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +14,7 @@ import typer
 
 from agentops import audit as auditing
 from agentops.audit import anchors, export, heads, notes, proofs, publishing, witness
-from agentops.cli.app import AsJson, ProjectDir, console, moment, show, table
+from agentops.cli.app import AsJson, ProjectDir, Since, Until, console, instant, moment, show, table
 from agentops.errors import AgentopsError, AuditError, ConfigError, GateFailed
 from agentops.workspace import open_workspace
 
@@ -30,8 +28,6 @@ Anchors = Annotated[
     typer.Option("--anchor", help="file:PATH, git:REPOSITORY, s3://BUCKET/PREFIX or http://HOST:PORT."),
 ]
 Tenant = Annotated[str, typer.Option(help="Only this tenant's records; default: all.")]
-_AGO = re.compile(r"([1-9]\d{0,5})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LARGEST_PROOF = 4 * 1024 * 1024  # bytes
 
 
@@ -126,15 +122,15 @@ def prove(
 def export_(
     out: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
     tenant: Tenant = "",
-    since: Annotated[str, typer.Option(help="From this time: 24h, 30d, or 2026-12-01[T10:00] (UTC).")] = "",
-    until: Annotated[str, typer.Option(help="Up to, not including, this time.")] = "",
+    since: Since = "",
+    until: Until = "",
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
     """One file with the signed records of a tenant or a time, that proves itself without this folder."""
     with open_workspace(project) as workspace:
         folder = workspace.home / "audit"
-    bounds = {name: _time(text) for name, text in (("since", since), ("until", until)) if text}
+    bounds = {name: instant(text) for name, text in (("since", since), ("until", until)) if text}
     done = export.export(folder, out, tenant, **bounds)
     show({"out": str(out), **_plain(done)}, as_json, [*_exported(done), f"written to {out}"])
 
@@ -198,6 +194,23 @@ def witness_(
         made.close()
 
 
+@app.command()
+def erase(
+    tenant: Annotated[str, typer.Option(help="The person's tenant.")],
+    user: Annotated[str, typer.Option(help="The person's user name.")],
+    project: ProjectDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Destroy a person's key for good: digests and sealed records of them then mean nothing; the log still verifies.
+
+    Traces, approvals and the tools' own data are elsewhere; backups of audit/subjects.db must be deleted with it.
+    """
+    with open_workspace(project) as workspace:
+        subject = workspace.audit.erase(tenant, user)
+    told = f"erased: records keep only the id {subject}" if subject else "there is no key: never seen, or erased before"
+    show({"erased": bool(subject), "subject": subject}, as_json, [told])
+
+
 def _publish(folder: Path, place: heads.Anchor, public: bytes) -> dict[str, Any]:
     row: dict[str, Any] = {"anchor": place.spec, "published": 0, "kept": 0, "problem": ""}
     try:
@@ -238,18 +251,6 @@ def _proof(file: Path) -> dict[str, Any] | None:
         found = orjson.loads(data)
         return found if isinstance(found, dict) and found.get("format") == proofs.FORMAT else None
     return None
-
-
-def _time(text: str) -> float:
-    """Seconds since the epoch of a time or an age."""
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
-    try:
-        given = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"{text[:40]!r} is not a time: use 24h, 30d, 2026-12-01 or 2026-12-01T10:00") from None
-    return (given if given.tzinfo else given.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _plain(value: Any) -> dict[str, Any]:

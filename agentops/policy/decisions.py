@@ -204,7 +204,7 @@ def _fault(entry: Mapping[str, Any]) -> str:
 
 def _schema_problems(folder: Path, schema: str) -> list[Problem]:
     path, shown = folder / SCHEMA_FILE, f"{folder.name}/{SCHEMA_FILE}"
-    advice = "write it anew with agentops.policy.write_schema(policies, tools, agents)"
+    advice = "write it anew with `agentops policy schema --write`"
     if not path.exists():
         return [Problem(shown, 0, f"is missing: {advice}")]
     committed = path.read_text(encoding="utf-8", errors="replace")
