@@ -23,6 +23,7 @@ CENTS = 2**53 - 1  # what every JSON reader keeps exactly
 MAX_TEXT = 65_536  # characters of one argument
 MAX_ITEMS = 1_000
 MAX_ADDRESSES = 64  # of one host
+_SPELLED = ("email", "domain", "url", "path")
 _TYPES = {"string": "String", "integer": "Long", "boolean": "Bool"}
 _URL = {
     "_address": "String",
@@ -136,6 +137,26 @@ def argument_facts(
     return facts
 
 
+def spelled(arguments: Mapping[str, Argument], given: Mapping[str, Json]) -> dict[str, Json]:
+    """`given` with each address, domain, web address and path in its canonical spelling; other values as they are.
+
+    For arguments that did not come through a tool's signature: cases of decisions.toml, tools of other servers.
+
+    Raises:
+        PolicyError: a value that is ambiguous; names the argument only.
+    """
+    found = dict(given)
+    for name, value in given.items():
+        argument = arguments.get(name)
+        if argument is None or argument.format not in _SPELLED:
+            continue
+        if isinstance(value, str):
+            found[name] = _parsed(name, argument, value)
+        elif isinstance(value, list):
+            found[name] = [_parsed(name, argument, item) if isinstance(item, str) else item for item in value]
+    return found
+
+
 def urls(arguments: Mapping[str, Argument], given: Mapping[str, Json]) -> dict[str, parsers.Url]:
     """The web addresses among the arguments of a call, by name; what is none is left to `argument_facts` to refuse."""
     found: dict[str, parsers.Url] = {}
@@ -207,6 +228,8 @@ def _parsed(name: str, argument: Argument, value: Json) -> Json:
         return parsers.email(value, name)
     if argument.format == "domain":
         return parsers.domain(value, name)
+    if argument.format == "url":
+        return parsers.url(value, name).text
     if argument.format == "path":
         return parsers.file_path(value, argument.root, name)
     if argument.format == "cents":

@@ -4,6 +4,7 @@ Invariant: a case passes only when the effect is the expected one and, where it 
 it. Checks read files and ask the policy set; no tool runs.
 """
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentops.errors import PolicyError
+from agentops.policy.arguments import arguments_of, spelled
 from agentops.policy.cedar import Policy, read_policies
 from agentops.policy.identity import identities, identity_problems, principal
 from agentops.policy.policyset import PolicySet
@@ -179,8 +181,11 @@ def decide_case(case: Case, policies: PolicySet, folder: Path, spec: ToolSpec, a
     first = {"calls_used": 1, "money_used_cents": max(0, amount) if type(amount) is int else 0, "untrusted_seen": False}
     first |= {"seen_confidentiality": "public"}
     who = principal(folder, case.tenant, case.user, case.roles)
+    arguments = case.arguments
     run = Run("decision", "decision", who, agent, deadline=0.0)
-    call = ToolCall("1", spec.name, case.arguments, Labels("untrusted") if untrusted else Labels())
+    with contextlib.suppress(PolicyError):  # an ambiguous value stays as it is and is denied
+        arguments = spelled(arguments_of(spec), arguments)
+    call = ToolCall("1", spec.name, arguments, Labels("untrusted") if untrusted else Labels())
     return policies.decide(run, call, spec, {**first, **facts})
 
 

@@ -121,6 +121,7 @@ action "send_document" in [Action::"egress"] appliesTo {
       calls_used: Long,
       isolation: String,
       money_used_cents: Long,
+      seen_confidentiality: String,
       untrusted_seen: Bool
     },
     source: {
