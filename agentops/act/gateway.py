@@ -179,7 +179,8 @@ class ToolGateway:
         except StoreError as error:  # before the tool runs, or its labels cannot be kept: then its result stays here
             _LOG.warning("a call was refused: %s", error)
             outcome = Outcome(
-                "error", error=f"{call.tool}: budgets, labels and approvals cannot be checked now; try again later"
+                "error",
+                error=f"{call.tool}: whether this may be done cannot be checked now; try again later",
             )
         except Exception as error:  # noqa: BLE001 - fail closed: nothing unforeseen may pass or reach the caller
             outcome = internal_error(call.tool if call.tool in self._tools else "unknown", error, self._redactor)

@@ -14,7 +14,11 @@ class KillSwitch(Protocol):
     """Implemented by `agentops.policy.KillSwitch`."""
 
     async def stopped(self, run: Run, spec: ToolSpec) -> str:
-        """Why this call must not begin, as one safe sentence; "" when it may."""
+        """Why this call must not begin, as one safe sentence; "" when it may.
+
+        Raises:
+            StoreError: the switch cannot be read now, and the call must not begin.
+        """
         ...
 
 

@@ -113,16 +113,19 @@ class KillSwitch:
         self._known_bytes: bytes | None = None
 
     async def stopped(self, run: Run, spec: ToolSpec) -> str:
-        """Why this call must not begin, as one safe sentence; "" when it may."""
+        """Why this call must not begin, as one safe sentence; "" when it may.
+
+        Raises:
+            StoreError: the shared state cannot answer, and what was read before may not stand for it: try again later.
+        """
         try:
             switch = await self._current()
         except _Damaged as damaged:
             return f"the kill switch {damaged}: nothing runs until an operator sets it again"
         except StoreError:
-            if spec.effect != "read" or self._known is None:
-                return "the kill switch cannot be read now: try again later"
-            if self._clock.now() - self._known_at > STALE_S:
-                return f"the kill switch could not be read for {STALE_S:g} s: try again later"
+            stale = self._clock.now() - self._known_at > STALE_S
+            if spec.effect != "read" or self._known is None or stale:
+                raise
             switch = self._known
         return next((kill.sentence for kill in switch.kills if kill.covers(run, spec)), "")
 

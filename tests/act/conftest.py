@@ -13,7 +13,7 @@ from agentops.audit import MemoryAudit
 from agentops.cache import Cache, MemoryCache
 from agentops.errors import ToolError
 from agentops.graph import Clock, RealClock, VirtualClock
-from agentops.policy import Approvals, Budgets, DailyLimits, Limits, PolicySet, Readings
+from agentops.policy import Approvals, Budgets, DailyLimits, KillSwitch, Limits, PolicySet, Readings
 from agentops.redact import Redactor
 from agentops.store import open_state
 from agentops.types import AgentSpec, Json, Principal, Run, Tool, ToolCall, ToolResult
@@ -143,9 +143,15 @@ class Desk:
     """A gateway on real parts; `restart` opens them again on the same state."""
 
     def __init__(
-        self, folder: Path, clock: Clock, audit: Any = None, cache: Cache | None = None, tracing: Any = None
+        self,
+        folder: Path,
+        clock: Clock,
+        audit: Any = None,
+        cache: Cache | None = None,
+        tracing: Any = None,
+        redis_url: str | None = None,
     ) -> None:
-        self.folder, self.clock, self.world = folder, clock, World()
+        self.folder, self.clock, self.world, self._redis_url = folder, clock, World(), redis_url
         policies = folder / "policies"
         policies.mkdir(exist_ok=True)
         (policies / "desk.cedar").write_text(POLICIES)
@@ -160,12 +166,13 @@ class Desk:
     def restart(self) -> None:
         if hasattr(self, "state"):
             self.state.close()
-        self.state = open_state(self.folder, None)
+        self.state = open_state(self.folder, self._redis_url)
+        self.kill = KillSwitch(self.state, self.clock)
         self.approvals = Approvals(self.state, self.clock)
         self.budgets = Budgets(self.state, self.clock, Limits(DailyLimits(calls=100_000, money_cents=1_000_000)))
         self.gateway = ToolGateway(
             TOOLS, self.policy, self.audit, self.approvals, self.budgets, Readings(self.state, self.clock), self.cache,
-            self.world, self.clock, self._tracing, self.redactor,
+            self.world, self.clock, self._tracing, self.redactor, kill=self.kill,
         )  # fmt: skip
 
     def run(self, principal: Principal = ANN, agent: AgentSpec = AGENT, seconds: float = 10_000.0, **given: str) -> Run:
