@@ -1,15 +1,19 @@
 """Fixtures every test may use: the repository, the public data sets, a real Redis-compatible server."""
 
+import http.server
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from agentops.audit import witness
 
 REPO = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several torch or ONNX processes with two threads each starve each other
@@ -143,3 +147,23 @@ def durable_server(tmp_path: Path) -> Iterator[Server]:
     own.start()
     yield own
     own.stop()
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[[witness.Witness], str]]:
+    """Serve a witness in this process; gives its address."""
+    servers: list[tuple[http.server.ThreadingHTTPServer, threading.Thread, witness.Witness]] = []
+
+    def start(made: witness.Witness) -> str:
+        server = witness.serve(made, "127.0.0.1", 0)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread, made))
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server, thread, made in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        made.close()

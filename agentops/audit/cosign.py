@@ -5,7 +5,6 @@ Format: c2sp.org/tlog-cosignature, version 1 (algorithm byte 0x04 = Ed25519 over
 """
 
 import base64
-import binascii
 import struct
 
 from cryptography.exceptions import InvalidSignature
@@ -41,7 +40,7 @@ def cosigned_at(note: bytes, lines: bytes, verifier: str) -> int:
         try:
             found, encoded = line.decode().removeprefix("— ").split(" ")
             identifier, at_s, signature = _SIGNED.unpack(base64.b64decode(encoded, validate=True))
-        except (ValueError, binascii.Error, struct.error):
+        except (ValueError, struct.error):
             continue
         if found == name and identifier == notes.key_id(public, name, ALGORITHM):
             try:

@@ -34,7 +34,10 @@ class Head:
 class Anchor(Protocol):
     """One place. Every method raises AuditError when the place does not answer or refuses."""
 
-    spec: str
+    @property
+    def spec(self) -> str:
+        """The specification that names it."""
+        ...
 
     def publish(self, head: Head) -> None:
         """Have the head kept; returns when the place has it."""

@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class GitAnchor:
         return False
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:

@@ -8,7 +8,6 @@ folder. Proofs are made from logs as they lie there; whether these are whole is 
 """
 
 import base64
-import binascii
 import functools
 import json
 from collections.abc import Mapping
@@ -150,7 +149,7 @@ def verify_proof(proof: Mapping[str, Any], public: bytes) -> dict[str, Json]:
             raise AuditError(f"the record is not number {index} of the tree of {size} records")
         vouched(name, size, root, proof["checkpoint"], proof["system"], public)
         return read_envelope(leaf[frames.BODY :], name, index)
-    except (KeyError, TypeError, ValueError, binascii.Error, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise AuditError(f"not a readable proof ({type(error).__name__})") from None
 
 

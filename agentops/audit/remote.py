@@ -83,7 +83,7 @@ class WitnessAnchor:
                     if len(body) > MAX_HEADS:
                         raise AuditError(f"the anchor {self.spec} answered with more than {MAX_HEADS} bytes")
                 return answer.status_code, body
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # OSError: no TLS roots on this machine
             raise AuditError(f"the anchor {self.spec} does not answer: {type(error).__name__}") from None
 
 

@@ -10,7 +10,6 @@ does not extend it, be accepted for that log. It keeps no records and trusts no 
 """
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import json
@@ -203,7 +202,7 @@ def _parse(body: bytes) -> tuple[int, list[bytes], bytes]:
         if not separator or not first.startswith(b"old ") or not size.isdigit() or len(size) > 16 or len(lines) > 63:
             raise ValueError
         proof = [base64.b64decode(line, validate=True) for line in lines]
-    except (ValueError, binascii.Error):
+    except ValueError:
         raise Refusal(400, "not `old SIZE`, proof lines, an empty line and a signed note") from None
     return int(size), proof, note
 

@@ -105,3 +105,64 @@ def test_a_proof_for_a_leaf_that_does_not_exist_is_refused() -> None:
         merkle.inclusion_proof(hashes(3), 5)
     with pytest.raises(ValueError, match="between 1 and 3"):
         merkle.consistency_proof(hashes(3), 4)
+
+
+# Consistency proofs of the reference implementation of Certificate Transparency over the leaves above.
+CONSISTENCY = {
+    (1, 8): (
+        "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4",
+    ),
+    (6, 8): (
+        "0ebc5d3437fbe2db158b9f126a1d118e308181031d0a949f8dededebc558ef6a",
+        "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0",
+        "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    ),
+    (2, 5): (
+        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), CONSISTENCY)
+def test_consistency_vectors(old: int, new: int) -> None:
+    leaves = [merkle.leaf_hash(leaf) for leaf in LEAVES]
+    assert [item.hex() for item in merkle.consistency_proof(leaves[:new], old)] == list(CONSISTENCY[old, new])
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_a_range_leads_to_the_root_from_what_is_left_and_right_of_it(size: int) -> None:
+    leaves = hashes(size)
+    for first in range(size):
+        before = merkle.Tree()
+        before.extend(leaves[:first])
+        for last in range(first + 1, size + 1, 1 + size // 16):
+            tree = merkle.Tree(first, before.subtrees)
+            for leaf in leaves[first:last]:
+                tree.append(leaf)
+            for level, node in merkle.rest_of_tree(leaves, last):
+                tree.append(node, level)
+            assert (tree.size, tree.root()) == (size, recursive_root(leaves))
+
+
+@given(st.lists(st.integers(0, 40), max_size=8))
+def test_many_leaves_at_once_are_the_same_as_one_by_one(counts: list[int]) -> None:
+    leaves = [merkle.leaf_hash(number.to_bytes(2, "big")) for number in range(sum(counts))]
+    at_once, single, done = merkle.Tree(), merkle.Tree(), 0
+    for count in counts:
+        at_once.extend(leaves[done : done + count])
+        for leaf in leaves[done : done + count]:
+            single.append(leaf)
+        done += count
+        assert at_once.subtrees == single.subtrees
+
+
+def test_a_subtree_where_none_can_be_is_refused() -> None:
+    tree = merkle.Tree()
+    tree.append(merkle.EMPTY)
+    with pytest.raises(ValueError, match="cannot start at leaf 1"):
+        tree.append(merkle.EMPTY, 1)
+    with pytest.raises(ValueError, match="has 2 subtrees"):
+        merkle.Tree(3, [merkle.EMPTY])
