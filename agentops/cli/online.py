@@ -82,7 +82,8 @@ def serve(project: ProjectDir = None) -> None:
         settings = workspace.project.settings
         policies = workspace.project.policies
         keys = api_keys(workspace)
-        if keys is None and not identities(policies).issuers:
+        issuers = identities(policies).issuers
+        if keys is None and not issuers:
             secret = secrets.token_urlsafe(24)
             keys = ApiKeys.parse(f"local:{secret}:{settings.tenant}:C-1001:customer", policies)
             console.print("AGENTOPS_API_KEYS is not set: a key for this run only, customer C-1001")
@@ -92,6 +93,8 @@ def serve(project: ProjectDir = None) -> None:
             console.print(note)
         app = create_app(workspace, keys, open_runtime)
         console.print(f"serving {settings.service} on http://{settings.host}:{settings.port}/v1/chat/completions")
+        for issuer in issuers:
+            console.print(f"accepting tokens of {issuer}", markup=False)
         uvicorn.run(
             app, host=settings.host, port=settings.port, log_level="warning", access_log=False, server_header=False
         )

@@ -172,9 +172,10 @@ def _parse(table: Mapping[str, Any]) -> tuple[Identities | None, list[tuple[str,
     faults += [("defaults", f"default role {name!r} is not defined") for name in names if name not in roles]
     limits, problems = parse_limits(table.get("limits", {}))
     faults += problems
-    issuers, problems = parse_issuers(table.get("issuers", {}), roles)
+    declared = table.get("issuers", {})
+    issuers, problems = parse_issuers(declared, roles)
     faults += problems
-    tenants, problems = parse_tenants(table.get("tenants"), issuers)
+    tenants, problems = parse_tenants(table.get("tenants"), issuers, declared if isinstance(declared, dict) else ())
     faults += problems
     actors, problems = parse_actors(table.get("actors", {}))
     faults += problems

@@ -62,10 +62,17 @@ def parse_issuers(given: Any, roles: Container[str]) -> tuple[dict[str, Issuer],
     return issuers, faults
 
 
-def parse_tenants(given: Any, issuers: Mapping[str, Issuer]) -> tuple[dict[str, frozenset[str]], Faults]:
-    """Listed tenants, each with the issuers that may name it, and every fault. `given` None: any tenant is known.
+def parse_tenants(
+    given: Any, issuers: Mapping[str, Issuer], declared: Container[str]
+) -> tuple[dict[str, frozenset[str]], Faults]:
+    """Listed tenants, each with the issuers that may name it, and every fault.
 
     Where several issuers speak, one that names tenants itself may name only those that list it.
+
+    Args:
+        given: the table [tenants]; None: any tenant is known.
+        issuers: those without fault.
+        declared: names of all of them.
     """
     tenants: dict[str, frozenset[str]] = {}
     faults: Faults = []
@@ -74,7 +81,7 @@ def parse_tenants(given: Any, issuers: Mapping[str, Issuer]) -> tuple[dict[str, 
         listed = settings.get("issuers", []) if isinstance(settings, dict) else None
         if not SUBJECT.fullmatch(name) or listed is None or set(settings) - {"issuers", "description"}:
             faults.append((where, f"tenant {name!r} is a table with issuers and description; its name is like 'acme'"))
-        elif not isinstance(listed, list) or not all(isinstance(one, str) and one in issuers for one in listed):
+        elif not isinstance(listed, list) or not all(isinstance(one, str) and one in declared for one in listed):
             faults.append((where, f"tenant {name!r}: issuers must be a list of names of [issuers.NAME]"))
         else:
             tenants[name] = frozenset(listed if "issuers" in settings else issuers)
@@ -83,6 +90,9 @@ def parse_tenants(given: Any, issuers: Mapping[str, Issuer]) -> tuple[dict[str, 
     for issuer in issuers.values():
         if issuer.tenant and tenants and issuer.tenant not in tenants:
             faults.append((f"issuers.{issuer.name}", f"tenant {issuer.tenant!r} is not listed in [tenants]"))
+        elif issuer.tenant and tenants and issuer.name not in tenants[issuer.tenant]:
+            message = f"[tenants.{issuer.tenant}] does not list {issuer.name!r} among its issuers"
+            faults.append((f"issuers.{issuer.name}", message))
         open_to_all = not tenants or any(isinstance(one, dict) and "issuers" not in one for one in given.values())
         if issuer.tenant_claim and len(issuers) > 1 and open_to_all:
             message = "with several issuers, tenant_claim needs [tenants.NAME] with issuers = [...] for every tenant"

@@ -152,7 +152,7 @@ class FetchedKeys:
             async with asyncio.timeout(FETCH_S):
                 data = await self._read()
             keys = parse_keys(data, self._algorithms)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, PolicyError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, PolicyError) as error:
             _LOG.warning("keys of %s stay as they were: %s: %s", self._url, type(error).__name__, error)
             return
         self._keys, self._fetched = keys, self._now()

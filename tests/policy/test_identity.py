@@ -123,6 +123,7 @@ tenant = "default"
         ('"default"', '"default"\nroles_claim = "groups"\nroles = { a = "admin" }', "'admin' is not defined"),
         ('"default"', '"default"\nsecret = "x"', "'secret' is not known"),
         ('"default"', '"default"\n[tenants.acme]', "'default' is not listed in [tenants]"),
+        ('"default"', '"default"\n[tenants.default]\nissuers = []', "does not list 'corp'"),
         ("[issuers.corp]", "[issuers.Corp]", "lower-case name"),
     ],
 )
@@ -178,6 +179,14 @@ def test_with_several_issuers_each_tenant_says_who_may_name_it(policies: Path) -
         before + claimed + other + "[tenants.default]\nissuers = ['lab']\n[tenants.x]\nissuers = ['corp']\n"
     )
     assert identity_problems(policies) == []
+
+
+def test_a_fault_of_an_issuer_is_told_once(policies: Path) -> None:
+    file = policies / "identities.toml"
+    faulty = CORP.replace("ES256", "HS256")
+    file.write_text(file.read_text() + faulty + "[tenants.default]\nissuers = ['corp']\n")
+    [problem] = identity_problems(policies)
+    assert "HS256" in problem.message
 
 
 def test_listed_tenants_are_all_there_are(policies: Path) -> None:
