@@ -17,6 +17,7 @@ import orjson
 
 from agentops.act.deadline import within
 from agentops.act.protocols import Workers
+from agentops.act.sandbox.guard import in_tool
 from agentops.act.tool import Context, Marked
 from agentops.errors import SandboxError, ToolError
 from agentops.types import CallStatus, Json, Labels, Tool
@@ -103,7 +104,8 @@ async def _called(
             raise SandboxError(f"{tool.spec.name} runs only in a process of its own, and none can be started here")
         return await workers.call(tool, context, arguments, limit)
     try:
-        return await tool.function(context, **arguments)
+        with in_tool():
+            return await tool.function(context, **arguments)
     except SystemExit as error:
         raise RuntimeError("the tool tried to end the process") from error
 
