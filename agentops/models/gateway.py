@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
-from agentops.errors import AgentopsError, ModelError
+from agentops import parsers
+from agentops.errors import AgentopsError, ModelError, PolicyError
 from agentops.trace import Tracing, names, set_attributes
 from agentops.types import Json, Message, ToolCall
 
 RETRIES = 2
 BACKOFF_S = 0.25  # before the first retry; doubles, with up to half of it added at random
+MAX_ARGUMENTS = 64 * 1024  # characters of one tool call's arguments, as many as the gateway of tools takes
 MAX_CHARACTERS = 1_000_000  # of an answer; a provider that sends more is broken
 BYTES_PER_TOKEN = 3  # of JSON, for the estimate that is reserved: English has about 4, other scripts fewer
 _LOG = logging.getLogger(__name__)
@@ -271,7 +273,10 @@ def _completion(model: str, raw: Any, seconds: float, attempts: int) -> Completi
 
 
 def _object(arguments: str | None) -> dict[str, Json]:
-    value = json.loads(arguments or "{}")
+    try:
+        value = parsers.json_value(arguments or "{}", MAX_ARGUMENTS)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
     if not isinstance(value, dict):
         raise ValueError("arguments of a tool call are not an object")
     return value

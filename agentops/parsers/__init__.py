@@ -6,6 +6,7 @@ Nothing here looks up a name, opens a file or knows a policy, and a refusal neve
 """
 
 from agentops.parsers.address import ip_address, public
+from agentops.parsers.jsonvalue import json_value
 from agentops.parsers.names import domain, email, email_domain, names_email
 from agentops.parsers.path import file_path, root_path
 from agentops.parsers.text import identifier
@@ -20,6 +21,7 @@ __all__ = [
     "file_path",
     "identifier",
     "ip_address",
+    "json_value",
     "names_email",
     "public",
     "root_path",

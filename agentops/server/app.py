@@ -21,12 +21,12 @@ from agentops.errors import PolicyError
 from agentops.policy import DECIDE, ApiKeys, Approval
 from agentops.runtime import Answer, Runtime, new_request
 from agentops.server.auth import Callers, Refusals
+from agentops.server.bodies import MAX_BODY, StrictRoute
 from agentops.server.errors import HEADERS, error, handle_errors
 from agentops.trace import trajectory, write_feedback
 from agentops.types import Feedback, Principal
 from agentops.workspace import Workspace
 
-MAX_BODY = 1_000_000  # bytes
 MAX_TEXT = 16_000  # characters of one message
 REMEMBERED = 10_000  # traces whose owner is known without asking the lake
 CORRECTOR = "staff"  # role whose corrections are stored
@@ -104,6 +104,7 @@ def create_app(
             workspace.tracing.flush()
 
     app = FastAPI(title="agentops", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.route_class = StrictRoute
     app.state.owners = OrderedDict()
     app.state.refusals = refusals
 

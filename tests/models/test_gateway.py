@@ -163,7 +163,19 @@ async def test_an_answer_that_is_none(provider: Provider, body: bytes) -> None:
         await complete("openai/tiny", HELLO)
 
 
-@pytest.mark.parametrize("arguments", ["{not json", "[1]"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{not json",
+        "[1]",
+        '{"to": "a@corp.example", "to": "b@evil.test"}',
+        '{"to": "a", "\uff54\uff4f": "b"}',
+        '{"share": NaN}',
+        '{"share": 1e999}',
+        '{"text": "\\ud800"}',
+        '{"text": "' + "x" * 70_000 + '"}',
+    ],
+)
 async def test_malformed_tool_arguments(provider: Provider, arguments: str) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     provider.answers = [lambda request: (200, said(None, [call]))]

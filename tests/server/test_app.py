@@ -41,6 +41,24 @@ def served(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
             yield client, workspace
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [{"role": "user", "content": "a"}], "messages": [{"role": "user", "content": "b"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
+        b'{"messages": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+        b"\xff\xfe",
+    ],
+)
+def test_a_body_that_two_readers_would_read_differently_is_refused(
+    served: tuple[TestClient, Workspace], body: bytes
+) -> None:
+    client, _ = served
+    headers = {"Authorization": SHOP, "Content-Type": "application/json"}
+    assert client.post("/v1/chat/completions", content=body, headers=headers).status_code == 422
+
+
 def chat(client: TestClient, text: str, key: str = SHOP, **headers: str) -> Any:
     body = {"model": "agentops", "messages": [{"role": "user", "content": text}]}
     return client.post("/v1/chat/completions", json=body, headers={"Authorization": key, **headers})
