@@ -7,10 +7,10 @@ a thread unreadable but cannot plant objects in it. When a thread is deleted is 
 import os
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import aiosqlite
 from cryptography.exceptions import InvalidTag
@@ -72,6 +72,34 @@ def key(path: Path) -> bytes:
     if len(found) != 32:
         raise StoreError(f"{path.name} holds {len(found)} bytes, expected 32: restore it from a backup")
     return found
+
+
+def prune(home: Path, before: float) -> int:
+    """Delete conversations that have waited since before a time (seconds since the epoch); returns how many.
+
+    LangGraph names checkpoints with UUIDs of version 6, which hold the time they were written.
+
+    Raises:
+        StoreError: the database cannot be used.
+    """
+    path = home / "threads.db"
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(path, timeout=10.0)) as db, db:
+            rows = db.execute("SELECT thread_id, max(checkpoint_id) FROM checkpoints GROUP BY thread_id").fetchall()
+            old = [(thread,) for thread, newest in rows if _written_at(newest) < before]
+            for table in ("checkpoints", "writes"):
+                db.executemany(f"DELETE FROM {table} WHERE thread_id = ?", old)  # noqa: S608 - names from above
+    except sqlite3.Error as error:
+        raise StoreError(f"{str(path)!r} cannot be used ({error}): restore it or move it away") from None
+    return len(old)
+
+
+def _written_at(id: str) -> float:
+    """Seconds since the epoch of a version 6 UUID (RFC 9562, 5.6): 100 ns steps since 1582-10-15."""
+    bits = UUID(id).int
+    return ((bits >> 80 << 12) | (bits >> 64 & 0xFFF)) / 1e7 - 12_219_292_800
 
 
 @asynccontextmanager

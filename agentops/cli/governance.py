@@ -1,4 +1,4 @@
-"""Commands for approvers: approvals."""
+"""Commands for approvers and for housekeeping: approvals, prune."""
 
 import asyncio
 import getpass
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from agentops import threads
 from agentops.cli.app import AsJson, ProjectDir, show, table
 from agentops.errors import PolicyError
 from agentops.policy import Approval
@@ -72,9 +73,30 @@ async def _decide_and_resume(
         return decided, await runtime.resume(decided.run)
 
 
+def prune(
+    days: Annotated[int, typer.Option(min=1, max=3650, help="What ended at least so many days ago is removed.")] = 30,
+    project: ProjectDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove state that nobody needs any more: ended approvals, requests that waited in vain, labels of conversations.
+
+    Records in the audit log stay; recorded decisions have a retention of their own (decision_days).
+    """
+    with open_workspace(project) as workspace:
+        before = workspace.clock.now() - days * 86_400
+        removed = {
+            "approvals": workspace.approvals.prune(before),
+            "waiting_requests": threads.prune(workspace.home, before),
+            "conversations": workspace.readings.prune(before),
+        }
+    shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in removed.items())
+    show(removed, as_json, [f"removed {shown}, each over for {days} days or more"])
+
+
 def _short(arguments: Json) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:120]
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(approvals, name="approvals")
+    app.command()(prune)

@@ -197,6 +197,23 @@ class Approvals:
         # One compare-and-set decides between any number of workers; the loser sees another version.
         return same and self._write(replace(stored, status="consumed", consumed_at=self._clock.now()), version)
 
+    def prune(self, before: float) -> int:
+        """Remove approvals that nobody can use any more: denied, used or expired before a time (seconds, epoch).
+
+        The audit log keeps what was asked and decided. Returns how many were removed.
+        """
+        removed = 0
+        for key, value, version in self._state.scan(_ITEM):
+            approval = self._seen(_decoded(key, value))
+            ended = approval.consumed_at or approval.decided_at or approval.expires_at
+            useless = approval.status in ("denied", "expired", "consumed") and ended < before
+            if useless and self._state.compare_and_set(key, None, version):
+                removed += 1
+        for key, value, version in self._state.scan(_CALL):
+            if self._state.get(_ITEM + value.decode()) is None:
+                self._state.compare_and_set(key, None, version)
+        return removed
+
     def _seen(self, approval: Approval) -> Approval:
         """The approval as of now: what was not used in time has expired."""
         open_still = approval.status in ("pending", "approved")
