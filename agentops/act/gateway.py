@@ -255,7 +255,7 @@ class ToolGateway:
         return replace(call, labels=labels, sources=sources), facts
 
     def _reserve(self, run: Run, tool: Tool, call: ToolCall) -> "Reservation":
-        from agentops.policy.budgets import Refused  # loaded by whoever built the budgets
+        from agentops.policy.counters import Refused  # loaded by whoever built the budgets
 
         if run.deadline <= self._clock.now():
             raise _Refused("timeout", f"{call.tool}: the time for this request is over")

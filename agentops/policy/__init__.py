@@ -5,7 +5,8 @@ approval is used once and only for the call it was given for; reservations never
 """
 
 from agentops.policy.approvals import Approval, Approvals, approval_record
-from agentops.policy.budgets import Budgets, Refused, Reservation, TokenMeter
+from agentops.policy.budgets import Budgets, Reservation, TokenMeter
+from agentops.policy.counters import Refused
 from agentops.policy.decisions import policy_problems, write_schema
 from agentops.policy.identity import DECIDE, Identities, delegated, identities, narrowed, principal
 from agentops.policy.keys import ApiKeys

@@ -2,9 +2,10 @@
 
 Invariant: what is reserved in all processes together never exceeds a limit of calls, money or tokens; calls in flight
 count. A crash leaves its reservations counted, never forgotten. Cedar is stateless: three concurrent refunds would each
-pass a limit alone. Two things are charged when they are known, and refuse the next call once they are over: tokens
-beyond what was reserved, and busy time (a crash forgets at most `CHARGE_MS` of it a user). One thing may go over: reads
-in the first `OUTAGE_S` without the shared state, at most `LENT` a user and process, charged when it is back.
+pass a limit alone. Two things are charged when they are known and may go over a limit, which then refuses the next
+call (in another process: once its lease is used up): tokens beyond what was reserved, and busy time, of which a crash
+forgets the last 5 s. A third are reads in the first `OUTAGE_S` without the shared state: at most `LENT` a user and
+process, charged when it is back.
 
 Money and tokens are reserved exactly, one atomic update per account. Calls are leased from the shared state in blocks
 that grow with use (1, 2, 4 … 64 of a user's day), so that most calls touch no disk; at the very edge of a limit a
@@ -15,42 +16,27 @@ import functools
 import hashlib
 import itertools
 import logging
-import math
-import random
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
-
-import orjson
 
 from agentops.audit import canonical
 from agentops.errors import PolicyError, StoreError
 from agentops.graph import Clock, RealClock
+from agentops.policy.counters import CALLS, KINDS, MONEY, TIME, TOKENS, Account, Amounts, Counters, Refused, Unreachable
 from agentops.policy.limits import NO_LIMIT, UNLIMITED, DailyLimits, Limits
 from agentops.store import State
 from agentops.types import Effect, Run
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-LEASE = 64  # calls at most in one lease
 RUN_LEASE = 4  # calls leased beside the first of a run: most requests need no more, and a crash wastes few
 LENT = 64  # reads of one user that this process lets through without a lease while the state is unreachable
 OUTAGE_S = 30.0  # for so long after the first failure
-CHARGE_MS = 5_000  # busy time that may wait to be charged until the account is written for another reason
 GRACE_S = 60.0  # a run's counters outlive its deadline by this much; no call starts after it
-KEEP_S = 25 * 3600.0  # counters of a run that moved money or used tokens: as long as an approval can resume it
 SLOTS = 4096  # runs share this many keys, so that finished runs leave nothing behind
 POOLS = 20_000  # runs, users and tenants whose leases are kept in memory
-ATTEMPTS = 200
-
-CALLS, MONEY, TOKENS, TIME = range(4)  # places in what an account counts; time in milliseconds
-_KINDS = ("calls", "money", "tokens", "time")
-_OWNERS = {"run": "this request", "user": "this user and day", "tenant": "this tenant and day"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,67 +51,18 @@ class Reservation:
     day: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Which limit stands in the way."""
-
-    owner: str  # "run", "user" or "tenant"
-    kind: str  # "calls", "money", "tokens" or "time"
-
-    @property
-    def reason(self) -> str:
-        """A sentence's half, safe to show."""
-        return f"the limit of {self.kind} for {_OWNERS[self.owner]} is reached"
-
-
-class _Unreachable(StoreError):
-    """The state did not answer; unlike a damaged counter, which it answers with."""
-
-
-@dataclass(slots=True)
-class _Account:
-    """What the state counts under one key and entry, and what this process holds of it."""
-
-    key: str
-    entry: str  # inside the key's value
-    owner: str
-    limits: tuple[int, int, int, int]
-    day: str = ""  # users and tenants: the day it counts
-    left: int = 0  # leased calls not handed out yet
-    block: int = 1  # size of the last lease
-    counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # when last read, leases included
-    owed: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # used, and not counted in the state yet
-    until: float = 0.0  # runs: when the entry may be pruned
-    stored_until: float = 0.0  # runs: the same as the state knows it
-
-    @property
-    def charge_ms(self) -> int:
-        """Busy time that is owed at most."""
-        return min(CHARGE_MS, max(1, self.limits[TIME] // 10))
-
-    def full(self, want: tuple[int, int, int, int]) -> Refused | None:
-        """The limit that `want` would pass, as far as it is known here."""
-        for kind, (counted, owed, wanted, limit) in enumerate(
-            zip(self.counted, self.owed, want, self.limits, strict=True)
-        ):
-            if counted + owed + wanted > limit or (kind == TIME and counted + owed >= limit):
-                return Refused(self.owner, _KINDS[kind])
-        return None
-
-
 class Budgets:
     """Reserve, settle, ask. Thread-safe; any number of processes share one `State`."""
 
     def __init__(self, state: State, clock: Clock = RealClock(), limits: Limits = Limits()) -> None:
-        self._state = state
+        self._counters = Counters(state, clock)
         self._clock = clock
         self._limits = limits
         self._of_tenants = limits.tenant != UNLIMITED
         self._lock = threading.RLock()
-        self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()
-        self._open: dict[int, tuple[_Account, ...]] = {}
+        self._accounts: OrderedDict[tuple[str, str], Account] = OrderedDict()
+        self._open: dict[int, tuple[Account, ...]] = {}
         self._numbers = itertools.count(1)
-        self._failing_since: float | None = -math.inf  # None: the state answered last time; it never did yet
 
     def reserve(
         self, run: Run, calls: int, money_cents: int, tokens: int = 0, effect: Effect = "write"
@@ -148,14 +85,14 @@ class Budgets:
                 raise PolicyError(f"{name} = {value!r} cannot be reserved: it is a whole number, not negative")
         now = self._clock.now()
         if now > run.deadline + GRACE_S:
-            return Refused("run", _KINDS[TIME])
+            return Refused("run", KINDS[TIME])
         day = _day(int(now // 86_400))
         want = (calls, money_cents, tokens, 0)
         with self._lock:
             accounts = self._accounts_of(run, day)
             try:
                 refused = self._take_all(accounts, want, now)
-            except _Unreachable:
+            except Unreachable:
                 if effect != "read" or money_cents or tokens:
                     raise
                 refused = self._lend(accounts, want, now)
@@ -192,14 +129,14 @@ class Budgets:
                 if any(back) or account.owed[TOKENS] or account.owed[TIME] >= account.charge_ms:
                     behind.append(account)
             for account in behind:
-                self._update(account, back, self._clock.now())
+                self._counters.change(account, back, self._clock.now())
 
     def used(self, run: Run) -> tuple[int, int]:
         """Calls and cents this run has used or reserved, as this process last saw them."""
         with self._lock:
             account = self._run_account(run)
             if not any(account.counted) and not any(account.owed):
-                self._read(account, self._entries(account)[0])
+                self._counters.load(account)
             return account.counted[CALLS] + account.owed[CALLS] - account.left, account.counted[MONEY]
 
     def close(self) -> None:
@@ -213,11 +150,11 @@ class Budgets:
 
     # ---------------------------------------------------------------- taking
 
-    def _take_all(self, accounts: tuple[_Account, ...], want: tuple[int, int, int, int], now: float) -> Refused | None:
-        taken: list[_Account] = []
+    def _take_all(self, accounts: tuple[Account, ...], want: Amounts, now: float) -> Refused | None:
+        taken: list[Account] = []
         try:
             for account in accounts:
-                refused = self._take(account, want, now)
+                refused = self._counters.take(account, want, now)
                 if refused is not None:
                     self._give(taken, want, now)
                     return refused
@@ -227,29 +164,7 @@ class Budgets:
             raise
         return None
 
-    def _take(self, account: _Account, want: tuple[int, int, int, int], now: float) -> Refused | None:
-        calls, money, tokens, _ = want
-        leased = not money and not tokens and account.left >= calls and account.until <= account.stored_until
-        if leased and account.full((0, 0, 0, 0)) is None:
-            account.left -= calls
-            return None
-        for attempt in range(ATTEMPTS):
-            entries, version = self._entries(account)
-            self._read(account, entries)
-            need = max(0, calls - account.left)
-            refused = account.full((need, money, tokens, 0))
-            if refused is not None:
-                return refused
-            free = account.limits[CALLS] - account.counted[CALLS] - account.owed[CALLS] - need
-            spare = min(account.block, free // 2) if need else 0
-            if self._write(account, entries, version, (need + spare, money, tokens, 0), now):
-                account.left += need + spare - calls
-                account.block = min(LEASE, account.block * 2)
-                return None
-            _back_off(attempt)
-        raise StoreError(f"a budget was changed by others {ATTEMPTS} times in a row: try again")
-
-    def _lend(self, accounts: tuple[_Account, ...], want: tuple[int, int, int, int], now: float) -> Refused | None:
+    def _lend(self, accounts: tuple[Account, ...], want: Amounts, now: float) -> Refused | None:
         """Let a read through without the state: leases first, then on credit."""
         needs = [max(0, want[CALLS] - account.left) for account in accounts]
         for account, need in zip(accounts, needs, strict=True):
@@ -258,93 +173,40 @@ class Budgets:
                 return refused
             if account.owner == "user" and account.owed[CALLS] + need > LENT:
                 raise StoreError("the shared state does not answer, and reads without it are used up: try again later")
-        if self._failing_since is not None and now - self._failing_since > OUTAGE_S:
+        if self._counters.silent_s > OUTAGE_S:
             raise StoreError(f"the shared state has not answered for {OUTAGE_S:g} s: try again later")
         for account, need in zip(accounts, needs, strict=True):
             account.owed[CALLS] += need
             account.left -= want[CALLS] - need
         return None
 
-    def _give(self, accounts: list[_Account], want: tuple[int, int, int, int], now: float) -> None:
+    def _give(self, accounts: list[Account], want: Amounts, now: float) -> None:
         """Undo `_take`. What the state cannot be told stays counted there."""
         for account in accounts:
             account.left += want[CALLS]
         for account in accounts:
             if want[MONEY] or want[TOKENS]:
-                self._update(account, (0, -want[MONEY], -want[TOKENS], 0), now)
+                self._counters.change(account, (0, -want[MONEY], -want[TOKENS], 0), now)
 
     # ---------------------------------------------------------------- the state
 
-    def _part(self, account: _Account) -> None:
+    def _part(self, account: Account) -> None:
         """Charge what is owed; a day's account also gets its lease back. A run's lease ends with the run."""
         lease = account.left if account.day else 0
         if lease or any(account.owed):
-            self._update(account, (-lease, 0, 0, 0), self._clock.now())
+            self._counters.change(account, (-lease, 0, 0, 0), self._clock.now())
             account.left -= lease
-
-    def _update(self, account: _Account, change: tuple[int, int, int, int], now: float) -> None:
-        for attempt in range(ATTEMPTS):
-            entries, version = self._entries(account)
-            self._read(account, entries)
-            if self._write(account, entries, version, change, now):
-                return
-            _back_off(attempt)
-        raise StoreError(f"a budget was changed by others {ATTEMPTS} times in a row: try again")
-
-    def _entries(self, account: _Account) -> tuple[dict[str, list[float]], int]:
-        found = self._asked(lambda: self._state.get(account.key))
-        return ({}, 0) if found is None else (_decoded(found[0]), found[1])
-
-    def _read(self, account: _Account, entries: Mapping[str, list[float]]) -> None:
-        if account.entry not in entries:
-            account.left = 0  # new, or pruned meanwhile: a lease the state knows nothing of is void
-        *counted, account.stored_until = entries.get(account.entry, [0, 0, 0, 0, 0])
-        account.counted = [int(count) for count in counted]
-
-    def _write(
-        self,
-        account: _Account,
-        entries: dict[str, list[float]],
-        version: int,
-        change: tuple[int, int, int, int],
-        now: float,
-    ) -> bool:
-        total = [max(0, sum(parts)) for parts in zip(account.counted, account.owed, change, strict=True)]
-        if account.day:  # a neighbour whose clock is a little behind must not wipe the new day
-            kept = {day: entries[day] for day in sorted(entries)[-2:]}
-            until = 0.0
-        else:
-            kept = {name: entry for name, entry in entries.items() if entry[-1] >= now}
-            keep = KEEP_S if total[MONEY] or total[TOKENS] else 0
-            until = max(account.stored_until, account.until + keep)
-        kept[account.entry] = [*total, until]
-        data = orjson.dumps(kept)
-        durable = change[MONEY] != 0  # a power cut may give back the calls of its last moments, never money
-        if not self._asked(lambda: self._state.compare_and_set(account.key, data, version, durable)):
-            return False
-        account.counted, account.owed, account.stored_until = total, [0, 0, 0, 0], until
-        return True
-
-    def _asked(self, operation: Callable[[], T]) -> T:
-        try:
-            answer = operation()
-        except StoreError as error:
-            if self._failing_since is None:
-                self._failing_since = self._clock.now()
-            raise _Unreachable(str(error)) from None
-        self._failing_since = None
-        return answer
 
     # ---------------------------------------------------------------- accounts
 
-    def _accounts_of(self, run: Run, day: str) -> tuple[_Account, ...]:
+    def _accounts_of(self, run: Run, day: str) -> tuple[Account, ...]:
         who = run.principal
         found = [self._run_account(run), self._day_account("user", (who.tenant, who.user), self._limits.user, day)]
         if self._of_tenants:
             found.append(self._day_account("tenant", (who.tenant,), self._limits.tenant, day))
         return tuple(found)
 
-    def _run_account(self, run: Run) -> _Account:
+    def _run_account(self, run: Run) -> Account:
         # One request may be served by several agents, each under its own ceiling.
         name = _named(run.principal.tenant, run.id, run.agent.name)
         limits = (run.agent.max_calls, run.agent.max_money_cents, run.agent.max_tokens, NO_LIMIT)
@@ -353,7 +215,7 @@ class Budgets:
         account.until = max(account.until, run.deadline + GRACE_S)
         return account
 
-    def _day_account(self, owner: str, names: tuple[str, ...], daily: DailyLimits, day: str) -> _Account:
+    def _day_account(self, owner: str, names: tuple[str, ...], daily: DailyLimits, day: str) -> Account:
         limits = (daily.calls, daily.money_cents, daily.tokens, daily.seconds * 1000)
         account = self._account(f"budget/{owner}-day/{_named(*names)}", "", owner, limits, 1)
         if account.day != day:
@@ -362,10 +224,10 @@ class Budgets:
             account.counted, account.owed = [0, 0, 0, 0], [0, 0, 0, 0]
         return account
 
-    def _account(self, key: str, name: str, owner: str, limits: tuple[int, int, int, int], block: int) -> _Account:
+    def _account(self, key: str, name: str, owner: str, limits: Amounts, block: int) -> Account:
         account = self._accounts.get((key, name))
         if account is None:
-            account = self._accounts[key, name] = _Account(key, name, owner, limits, block=block)
+            account = self._accounts[key, name] = Account(key, name, owner, limits, block=block)
             while len(self._accounts) > POOLS:
                 _, oldest = self._accounts.popitem(last=False)
                 with suppress(StoreError):  # a lease that cannot be given back stays counted
@@ -406,18 +268,3 @@ def _named(*parts: str) -> str:
 def _day(number: int) -> str:
     """UTC date of a day, counted from the epoch."""
     return datetime.fromtimestamp(number * 86_400, UTC).strftime("%Y-%m-%d")
-
-
-def _decoded(data: bytes) -> dict[str, list[float]]:
-    try:
-        entries = orjson.loads(data)
-        if all(len(entry) == 5 and all(isinstance(part, int | float) for part in entry) for entry in entries.values()):
-            return entries
-    except (orjson.JSONDecodeError, AttributeError, TypeError):
-        pass  # told below, like every other form that is not ours
-    raise StoreError("a budget in the shared state is damaged: nothing is allowed until it is removed")
-
-
-def _back_off(attempt: int) -> None:
-    """Wait a little longer each time, never in step with the others."""
-    time.sleep(random.random() * min(0.05, 0.0005 * 2**attempt))
