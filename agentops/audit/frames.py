@@ -97,7 +97,7 @@ def walk(
             tail = "incomplete"
             break
         magic, check, length = unpack(data, offset)
-        if magic != MAGIC or not shortest < length <= longest:
+        if magic != MAGIC or length > longest or length <= shortest:
             tail = "damaged"
             break
         end = start + length
@@ -106,10 +106,10 @@ def walk(
             break
         leaf = data[start - 1 : end]  # with the zero byte before it
         hashed = sha256(leaf).digest()
-        if not hashed.startswith(check):
+        if hashed[:4] != check:
             tail = "damaged"
             break
-        if not leaf.startswith(link, 1):
+        if leaf[1:33] != link:
             tail = "broken_link"
             break
         if size >= unsealed and seal(link + leaf[BODY + 1 :], secret) != leaf[LINK + 1 : BODY + 1]:

@@ -51,7 +51,7 @@ class Commitments:
                 continue
             self._notes[system] = signed
             for index, envelope in frames.walk(logfile.read_log(folder, system), system, public).control:
-                for log, (size, root) in _heads(envelope).items() if index < signed[0].size else ():
+                for log, (size, root) in heads_of(envelope).items() if index < signed[0].size else ():
                     known = self._newest.get(log)
                     if known is None or size > known.size:
                         self._newest[log] = Line(size, root, system, index)
@@ -174,7 +174,7 @@ def vouched(name: str, size: int, root: bytes, checkpoint: Any, system: Any, pub
             raise AuditError(f"the line that names {name} is not of the system log that was signed")
         if not merkle.verify_inclusion(hashed, int(system["index"]), head.size, path, head.root):
             raise AuditError(f"the line that names {name} is not in the signed system log")
-        if _heads(leaf[frames.BODY :]).get(name) != [size, root.hex()]:
+        if heads_of(leaf[frames.BODY :]).get(name) != [size, root.hex()]:
             raise AuditError(f"the system log's line is not about {name} with {size} records")
     if head is None:
         raise AuditError(f"nothing signed vouches for {name}")
@@ -208,7 +208,8 @@ def signed_head(folder: Path, name: str, public: bytes) -> tuple[notes.Checkpoin
     return checkpoint, note
 
 
-def _heads(envelope: bytes) -> dict[str, list]:
+def heads_of(envelope: bytes) -> dict[str, list]:
+    """The heads in a `log.heads` record: log -> [size, root in hex]; of any other record none."""
     try:
         table = json.loads(envelope)["log"]
         return dict(table["heads"]) if table["type"] == "log.heads" else {}
