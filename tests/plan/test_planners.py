@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentops.errors import ModelError, PlanError
+from agentops.graph import RealClock
 from agentops.plan import ModelPlanner, Playbooks, language, merge
 from agentops.plan.llm import described, unfenced
+from agentops.policy import Budgets, TokenMeter
 from agentops.project import Definition
-from agentops.types import OUT_OF_SCOPE, Json, Plan, Principal, Ref, Request, Route, ToolSpec
+from agentops.store import MemoryState
+from agentops.types import OUT_OF_SCOPE, AgentSpec, Json, Plan, Principal, Ref, Request, Route, Run, ToolSpec
 
 TEXT = {"type": "string", "maxLength": 40}
 TOOLS = {
@@ -282,6 +285,19 @@ def test_a_model_that_never_writes_a_plan_hands_over(provider: Any) -> None:
     plan = ask_model()
     assert len(provider.asked) == 3
     assert plan.handoff == "the planner model wrote no valid plan. The customer wrote: cancel A-1"
+
+
+def test_a_request_without_tokens_left_hands_over_before_the_model_is_asked(provider: Any) -> None:
+    budgets = Budgets(MemoryState(), RealClock())
+
+    def meter(request: Request, routes: tuple[Route, ...]) -> TokenMeter:
+        agent = AgentSpec(routes[0].label, frozenset(), frozenset(), max_tokens=1_500)
+        return TokenMeter(budgets, Run(request.id, "s", request.principal, agent, 1e12))
+
+    planner = ModelPlanner("openai/stand-in", meter=meter)
+    plan = asyncio.run(planner.plan(request("cancel A-1"), (Route("cancel", 0.6, "encoder"),), TOOLS))
+    assert plan.handoff.startswith("the planner model failed")
+    assert provider.asked == []  # the prompt and 1,024 tokens of answer are more than 1,500
 
 
 def test_a_model_that_fails_and_no_tools_hand_over() -> None:
