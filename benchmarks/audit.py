@@ -1,7 +1,7 @@
 """The audit log: durable appends, verification, kill -9, and a thousand random attacks with an anchor.
 
 `python -m benchmarks.audit --json FILE [--quick]`. Records are those of a tool call's decision (about 380 bytes with
-their frame). Appends: 512 tasks in one event loop, each waiting for its record to be flushed. Verification: the whole
+their frame). Appends: 1,024 tasks in one event loop, each waiting for its record to be flushed. Verification: the whole
 folder with one process, files in the page cache; `bare` is SHA-256 over the same leaves and inner nodes and nothing
 else. Attacks: `benchmarks.audit_attacks`.
 """
@@ -24,7 +24,7 @@ from agentops.audit import AuditLog, frames, names, records, verify
 from benchmarks import audit_attacks
 from benchmarks.report import main, publish
 
-TASKS = 512
+TASKS = 1024
 WRITERS = 4
 _ACK = struct.Struct("<Q")
 

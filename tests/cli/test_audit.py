@@ -146,3 +146,19 @@ def test_a_configured_anchor_that_is_none_is_a_mistake(agentops, copy: Path, spe
     assert ran.code == 2
     assert "is not an anchor" in ran.err
     assert "secret" not in ran.err.replace(spec, "")
+
+
+def test_doctor_shows_whether_anchors_work(agentops, desk: Path) -> None:
+    def anchors() -> list[tuple[str, str]]:
+        found = json.loads(agentops("doctor", "--project", desk, "--json").out)
+        return [(line["status"], line["detail"]) for line in found if line["what"].startswith("audit anchor")]
+
+    [(status, detail)] = anchors()
+    assert status == "ok"
+    assert f"file:{desk}/heads" in detail
+    (desk / "pyproject.toml").write_text('[tool.agentops]\nservice = "desk"\naudit_anchors = ["http://127.0.0.1:9"]\n')
+    assert anchors()[0][0] == "info"
+    agentops("audit", "anchor", "--project", desk)
+    [(status, detail)] = anchors()
+    assert status == "fail"
+    assert "does not answer" in detail
