@@ -291,13 +291,13 @@ def test_a_request_without_tokens_left_hands_over_before_the_model_is_asked(prov
     budgets = Budgets(MemoryState(), RealClock())
 
     def meter(request: Request, routes: tuple[Route, ...]) -> TokenMeter:
-        agent = AgentSpec(routes[0].label, frozenset(), frozenset(), max_tokens=1_500)
+        agent = AgentSpec(routes[0].label, frozenset(), frozenset(), max_tokens=1_000)
         return TokenMeter(budgets, Run(request.id, "s", request.principal, agent, 1e12))
 
     planner = ModelPlanner("openai/stand-in", meter=meter)
     plan = asyncio.run(planner.plan(request("cancel A-1"), (Route("cancel", 0.6, "encoder"),), TOOLS))
     assert plan.handoff.startswith("the planner model failed")
-    assert provider.asked == []  # the prompt and 1,024 tokens of answer are more than 1,500
+    assert provider.asked == []  # an answer of 1,024 tokens may be more than is left
 
 
 def test_a_model_that_fails_and_no_tools_hand_over() -> None:
