@@ -78,7 +78,7 @@ class SubjectKeys:
         Raises:
             StoreError: the file cannot be read.
         """
-        with self._lock, self._used() as db:
+        with self._lock, self._used(begin="") as db:
             rows = db.execute("SELECT key FROM subjects WHERE id = ?", (id,)).fetchall()
         return Subject(id, rows[0][0]) if rows else None
 
@@ -183,6 +183,10 @@ class SubjectKeys:
                 db.execute("PRAGMA temp_store = MEMORY")
                 db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
                 db.execute("INSERT OR IGNORE INTO store VALUES (1, ?, 0)", (secrets.token_bytes(32),))
+                # An erasure that was killed half-way left the key in the log. Not waited for: others may be writing.
+                db.execute("PRAGMA busy_timeout = 0")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                db.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
                 return db
             except sqlite3.OperationalError as error:
                 db.close()

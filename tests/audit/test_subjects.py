@@ -1,5 +1,6 @@
 """Keys of people: made once for all processes, gone for good when erased, and the log that used them stays whole."""
 
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentops.audit import AuditLog, digest_value, records, verify
+from agentops.audit import AuditLog, digest_value, records, subjects, verify
 from agentops.audit.subjects import ERASED_WITHIN_S, SubjectKeys
 from agentops.errors import StoreError
 
@@ -78,6 +79,42 @@ def test_nothing_of_an_erased_person_is_left_on_disk(path: Path) -> None:
     again = keys.subject("shop", "user-150")
     assert again.id != gone.id
     assert again.key != gone.key
+
+
+def test_an_erasure_that_is_kept_from_the_file_says_so_and_is_finished_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects, "BUSY_S", 0.2)
+    keys = SubjectKeys(path)
+    mara = keys.subject("shop", "mara")
+    reader = sqlite3.connect(path)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM subjects").fetchall()  # holds the old state
+    with pytest.raises(StoreError, match="still holds a copy: erase again"):
+        keys.erase("shop", "mara")
+    assert keys.find(mara.id) is None
+    assert mara.key in raw(path)
+    reader.close()
+    assert keys.erase("shop", "mara") == ""
+    assert mara.key not in raw(path)
+
+
+def test_an_erasure_killed_half_way_is_finished_by_whoever_opens_the_file(path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from agentops.audit.subjects import SubjectKeys
+keys = SubjectKeys(Path(sys.argv[1]))
+print(keys.subject("shop", "mara").key.hex(), flush=True)
+with keys._used() as db:
+    db.execute("DELETE FROM subjects")
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    key = bytes.fromhex(done.stdout)
+    assert key in raw(path)
+    SubjectKeys(path).subject("shop", "otto")
+    assert key not in raw(path)
 
 
 def test_an_erasure_reaches_other_processes_within_the_bound(path: Path) -> None:
