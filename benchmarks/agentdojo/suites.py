@@ -8,6 +8,7 @@ are checked strictly. Nothing here knows a task.
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 import tomllib
 import types
@@ -20,10 +21,11 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from agentops.act import Context, Marked, tool
+from agentops.act import Context, tool
 from agentops.errors import ToolError
 from agentops.policy import PolicySet
 from agentops.types import AgentSpec, Json, Labels, Tool
+from benchmarks.agentdojo.marking import Marking, known, marked
 
 VERSION = "v1.2.2"  # 97 user tasks, 35 injection tasks, 949 pairs
 SUITES = ("banking", "workspace", "slack", "travel")
@@ -33,7 +35,6 @@ PACKAGES = (
 )
 INSTALL = f"pip install -c constraints.txt --no-deps {PACKAGES}"
 AGENT = "assistant"
-_OUTSIDE = Labels("untrusted", "personal")
 _HERE = Path(__file__).parent
 
 
@@ -146,10 +147,16 @@ def _tool(function: Any, entry: Mapping[str, Any], pack: str) -> Tool:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
         )
 
-    outside = frozenset(entry.get("outside", ()))
+    confidentiality = entry.get("confidentiality", "personal")
+    marking = Marking(
+        outside=frozenset(entry.get("outside", ())),
+        addresses=frozenset(entry.get("addresses", ())),
+        names=re.compile(entry["names"]) if "names" in entry else None,
+        mark=Labels("untrusted", confidentiality),
+    )
 
     async def call(ctx: Context, **arguments: Any) -> Json:
-        return _marked(_called(function, ctx.world, arguments, cents), outside)
+        return marked(_called(function, ctx.world, arguments, cents), marking, known(ctx.world))
 
     call.__name__ = function.name
     call.__doc__ = function.description
@@ -159,7 +166,7 @@ def _tool(function: Any, entry: Mapping[str, Any], pack: str) -> Tool:
         scopes=set(entry["scopes"]),
         timeout_s=30.0,
         amount=entry.get("amount", ""),
-        labels=Labels(entry.get("integrity", "trusted"), entry.get("confidentiality", "personal")),
+        labels=Labels(entry.get("integrity", "trusted"), confidentiality),
         pack=pack,
     )(call)
 
@@ -172,15 +179,6 @@ def _called(function: Any, environment: Any, arguments: Mapping[str, Any], cents
         return to_jsonable_python(function.run(**checked, **held))
     except ValueError as error:
         raise ToolError(str(error)) from None
-
-
-def _marked(value: Json, outside: frozenset[str]) -> Json:
-    """`value` with the fields that outsiders can write marked as theirs."""
-    if isinstance(value, list):
-        return [_marked(item, outside) for item in value]
-    if isinstance(value, dict):
-        return {key: Marked(item, _OUTSIDE) if key in outside else _marked(item, outside) for key, item in value.items()}
-    return value
 
 
 def _kind(annotation: Any) -> Any:
