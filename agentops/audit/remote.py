@@ -4,16 +4,17 @@ Invariant: every request has a time limit and every answer a size limit. The S3 
 model of the API (requests and answers), not against a bucket: none can be reached where it was written.
 """
 
+import base64
 import datetime
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
 import orjson
 
-from agentops.audit import cosign, merkle, witness
+from agentops.audit import cosign, merkle
 from agentops.audit.heads import MAX_HEADS, Head
 from agentops.errors import AuditError, require
 
@@ -37,7 +38,7 @@ class WitnessAnchor:
         for _ in range(2):  # once more with the size it names
             old = self._sizes.get(head.log, 0)
             proof = merkle.consistency_proof(leaves, old) if 0 < old < len(leaves) else []
-            status, body = self._ask("POST", "/add-checkpoint", witness.request_body(old, proof, head.note))
+            status, body = self._ask("POST", "/add-checkpoint", request_body(old, proof, head.note))
             if status != 409:
                 break
             self._sizes[head.log] = known = int(body) if re.fullmatch(rb"\d{1,16}\s*", body) else 0
@@ -74,6 +75,8 @@ class WitnessAnchor:
             cosign.cosigned_at(note, lines, verifier)
 
     def _ask(self, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
+        import httpx  # a third of a second that a process without a witness does not spend
+
         url = self.spec.partition("#")[0].rstrip("/") + path
         try:
             with httpx.stream(method, url, content=content, timeout=SECONDS, follow_redirects=False) as answer:
@@ -164,3 +167,9 @@ class S3Anchor:
         except (exceptions.BotoCoreError, exceptions.ClientError) as error:
             code = getattr(error, "response", {}).get("Error", {}).get("Code", "") or type(error).__name__
             raise AuditError(f"the anchor {self.spec}: {operation} failed ({code})") from None
+
+
+def request_body(old: int, proof: Sequence[bytes], note: bytes) -> bytes:
+    """The body of `/add-checkpoint`."""
+    lines = [b"old %d" % old, *map(base64.b64encode, proof)]
+    return b"\n".join(lines) + b"\n\n" + note

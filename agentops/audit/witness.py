@@ -188,12 +188,6 @@ def serve(witness: Witness, host: str, port: int) -> ThreadingHTTPServer:
     return server
 
 
-def request_body(old: int, proof: Sequence[bytes], note: bytes) -> bytes:
-    """What `add_checkpoint` reads."""
-    lines = [b"old %d" % old, *map(base64.b64encode, proof)]
-    return b"\n".join(lines) + b"\n\n" + note
-
-
 def _parse(body: bytes) -> tuple[int, list[bytes], bytes]:
     head, separator, note = body.partition(b"\n\n")
     first, *lines = head.split(b"\n")

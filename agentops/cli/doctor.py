@@ -18,6 +18,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from agentops import project as projects
+from agentops.act.sandbox import detect, missing
+from agentops.audit import publishing
 from agentops.errors import AgentopsError, ModelError, available
 from agentops.models import weights
 
@@ -37,6 +39,7 @@ EXTRAS = {
     "ray": ("ray",),
     "openenv": ("openenv",),
     "mcp": ("mcp",),
+    "s3": ("boto3",),
 }
 
 
@@ -47,7 +50,12 @@ def examine(root: Path | None) -> list[Finding]:
         project = projects.load(root)
     except AgentopsError as error:
         return [*found, Finding("project", "fail", str(error))]
-    return [*found, Finding("project", "ok", f"{project.root.name}, {len(project.tools)} tools"), *_places(project)]
+    return [
+        *found,
+        Finding("project", "ok", f"{project.root.name}, {len(project.tools)} tools"),
+        *_places(project),
+        *_anchors(project),
+    ]
 
 
 def _python() -> Finding:
@@ -99,12 +107,40 @@ def _weights() -> list[Finding]:
 
 
 def _sandbox() -> Finding:
-    path = shutil.which("bwrap")
-    if path:
-        return Finding("bubblewrap", "ok", path)
+    """The isolation that tools get, found by trying: what it lacks, what brings it, what is lost without it."""
+    level = detect()
+    if level == "bubblewrap":
+        return Finding("isolation", "ok", "'bubblewrap': tools run in namespaces of their own")
+    lost = {
+        "landlock": "files and sockets are refused all the same; names and sizes of files can be seen, and the scratch "
+        "folder and the number of processes are held less exactly",
+        "none": "tools whose policy asks for isolation do not run",
+    }
     return Finding(
-        "bubblewrap", "info", "not installed; no tool of this version runs in a sandbox, so nothing is lost yet"
+        "isolation",
+        "info",
+        f"{level!r}, not 'bubblewrap' ({missing('bubblewrap')}): {lost[level]}. "
+        "To mend it: apt-get install bubblewrap, in a container that may make namespaces",
     )
+
+
+def _anchors(project: projects.Project) -> list[Finding]:
+    """Whether heads of the audit log reach the places that its owner cannot rewrite."""
+    specs = project.settings.audit_anchors
+    if not specs:
+        lost = "none: a rollback of the whole audit folder would not be noticed ([tool.agentops] audit_anchors)"
+        return [Finding("audit anchors", "info", lost)]
+    known, found = publishing.status(project.home / "audit"), []
+    for spec in specs:
+        state = known.get(spec, publishing.AnchorStatus())
+        if state.failures:
+            failed = f"{spec}: failed {state.failures} times since it last worked: {state.error}"
+            found.append(Finding("audit anchor", "fail", failed))
+        elif state.published_at:
+            found.append(Finding("audit anchor", "ok", f"{spec}: {state.size} records of {state.log}"))
+        else:
+            found.append(Finding("audit anchor", "info", f"{spec}: nothing published yet"))
+    return found
 
 
 def _places(project: projects.Project) -> list[Finding]:

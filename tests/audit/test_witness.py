@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentops.audit import cosign, merkle, notes, witness
+from agentops.audit import cosign, merkle, notes, remote, witness
 from agentops.errors import AuditError
 
 KEY = Ed25519PrivateKey.generate()
@@ -30,7 +30,7 @@ def note(
 
 def asked(old: int, size: int, leaves: list[bytes] = LEAVES) -> bytes:
     proof = merkle.consistency_proof(leaves[:size], old) if 0 < old < size else []
-    return witness.request_body(old, proof, note(size, leaves))
+    return remote.request_body(old, proof, note(size, leaves))
 
 
 def refused(made: witness.Witness, body: bytes) -> tuple[int, str]:
@@ -63,18 +63,18 @@ def test_forks_and_rollbacks_are_refused(made: witness.Witness) -> None:
     assert refused(made, asked(0, 10)) == (409, "10")
     assert refused(made, asked(0, 4)) == (409, "10")  # a rollback that says it is the first
     assert refused(made, asked(10, 4))[0] == 400  # a rollback that says what it is
-    assert refused(made, witness.request_body(10, [], note(10, FORK))) == (409, "10")
+    assert refused(made, remote.request_body(10, [], note(10, FORK))) == (409, "10")
     assert refused(made, asked(10, 20, FORK))[0] == 422
-    assert refused(made, witness.request_body(10, [], note(20)))[0] == 422
+    assert refused(made, remote.request_body(10, [], note(20)))[0] == 422
     assert refused(made, asked(7, 20)) == (409, "10")
     made.add_checkpoint(asked(10, 20))
 
 
 def test_only_known_keys_and_each_log_for_itself(made: witness.Witness) -> None:
     stranger = Ed25519PrivateKey.generate()
-    assert refused(made, witness.request_body(0, [], note(3, key=stranger)))[0] == 403
+    assert refused(made, remote.request_body(0, [], note(3, key=stranger)))[0] == 403
     made.add_checkpoint(asked(0, 3))
-    made.add_checkpoint(witness.request_body(0, [], note(2, FORK, log="desk-ffffffffffff")))
+    made.add_checkpoint(remote.request_body(0, [], note(2, FORK, log="desk-ffffffffffff")))
     assert len(made.checkpoints()) == 2
 
 
