@@ -8,6 +8,8 @@ where the log's owner cannot write; with them those changes are caught too.
 from agentops.audit.canonical import canonical, digest, digest_value
 from agentops.audit.log import Audit, AuditLog, MemoryAudit
 from agentops.audit.merkle import inclusion_proof, verify_inclusion
+from agentops.audit.sealed import SealedRecords
+from agentops.audit.subjects import SubjectKeys
 from agentops.audit.verify import AuditProblem, AuditReport, Claim, records, verify
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "AuditReport",
     "Claim",
     "MemoryAudit",
+    "SealedRecords",
+    "SubjectKeys",
     "canonical",
     "digest",
     "digest_value",

@@ -4,9 +4,9 @@ Invariant: once `erase` has returned, the key and the link from the person to th
 store, and no process uses them later than `ERASED_WITHIN_S` afterwards. Records keep the random id and digests that
 nobody can link or guess any more; the logs that hold them stay as they are and still verify.
 
-SQLite (WAL, secure_delete) in one file of mode 0600. Names are not stored: a row is found by a keyed hash of them. It
-erases nothing outside its file: backups and snapshots of it must expire by themselves, and other stores have their own
-retention.
+SQLite (WAL, secure_delete) in one file of mode 0600, one on each machine: where several write audit logs, a person is
+erased on each. Names are not stored: a row is found by a keyed hash of them. It erases nothing outside its file:
+backups and snapshots of it must expire by themselves, and other stores have their own retention.
 """
 
 import hmac

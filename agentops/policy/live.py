@@ -126,8 +126,9 @@ class LivePolicy:
         found = self._signature()
         if found == self._seen:
             return
-        if idle > 3 * LOOK_S:  # nobody asked for a while: the change may be old, and this call must obey it
-            self.refresh()
+        newest = max((modified for _, modified, _, _ in found), default=0) / 1e9
+        if idle > 3 * LOOK_S and time.time() - newest > LOOK_S:
+            self.refresh()  # nobody asked for a while and the change is not new: this call must obey it
         elif found != self._waiting:
             self._waiting = found  # still being written, perhaps
         elif not self._reloading:

@@ -175,7 +175,7 @@ def test_nothing_is_written_and_nothing_to_take_is_no_patch(desk: Desk) -> None:
     assert desk.propose() == Proposal("", 0, 0, ())
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     asked=st.lists(
         st.tuples(
