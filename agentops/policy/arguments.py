@@ -1,8 +1,8 @@
 """Arguments of tools as a policy sees them: which facts each has, and the facts of one call.
 
 Invariant: the facts of a call have exactly the names and types that the schema declares, and are read from the values
-the tool will get: a value that is not in its canonical form is refused, not parsed. Facts are scalars and sets of
-scalars only, so no argument can smuggle an entity into Cedar.
+the tool will get: a value that is not in its canonical form is refused, not parsed. Facts are scalars, sets of scalars
+and an IP address that was parsed here, so no argument can smuggle an entity into Cedar.
 
 An e-mail address has `<name>_domain` beside itself (a list of them `<name>_domains`); a web address has `_scheme`,
 `_host`, `_port`, `_path`, and, once its host was looked up, `_address` and `_public` (every address of it is on the
@@ -26,7 +26,7 @@ MAX_ADDRESSES = 64  # of one host
 _SPELLED = ("email", "domain", "url", "path")
 _TYPES = {"string": "String", "integer": "Long", "boolean": "Bool"}
 _URL = {
-    "_address": "String",
+    "_address": "ipaddr",
     "_host": "String",
     "_path": "String",
     "_port": "Long",
@@ -247,7 +247,7 @@ def _url_facts(name: str, value: str, addresses: Json) -> dict[str, Json]:
     if not isinstance(known, list | tuple) or not 0 < len(known) <= MAX_ADDRESSES:
         raise PolicyError(f"the host of {name!r} could not be looked up")
     return {
-        f"{name}_address": parsers.ip_address(known[0]),
+        f"{name}_address": {"__extn": {"fn": "ip", "arg": parsers.ip_address(known[0])}},
         f"{name}_host": found.host,
         f"{name}_path": found.path,
         f"{name}_port": found.port,
