@@ -44,7 +44,7 @@ class Sandboxed:
 
     level: Level
     process: subprocess.Popen[bytes]  # the outermost process: bubblewrap or the supervisor
-    _scratch: str = field(default="", repr=False)  # "" where it is bubblewrap's own
+    _scratch: tuple[str, tuple[int, int]] | None = field(default=None, repr=False)  # None where it is bubblewrap's own
     _handle: int = field(default=-1, repr=False)  # pidfd of bubblewrap's first process, or the supervisor's lifeline
     _ended: bool = field(default=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -72,8 +72,8 @@ class Sandboxed:
                 self.process.wait()
                 raise SandboxError(f"sandbox {self.pid} did not end in {_KILL_S:.0f} s and was cut off") from None
             finally:
-                if self._scratch and os.path.exists(self._scratch):  # its supervisor was killed
-                    shim.remove(self._scratch)
+                if self._scratch:
+                    _remove(*self._scratch)
 
     def _tell(self) -> None:
         """Have the kernel end the namespace, or the supervisor its tree."""
@@ -129,14 +129,30 @@ def start(
     """
     if not argv or not os.path.isabs(argv[0]):
         raise SandboxError(f"a sandbox runs an absolute path, not {argv[0] if argv else ''!r}")
+    for path in profile.read:
+        if not path.exists():
+            raise SandboxError(
+                f"a sandbox's read path {str(path)!r} does not exist: name files and folders that are there"
+            )
     folder = "" if level == "bubblewrap" else os.path.realpath(tempfile.mkdtemp(prefix="agentops-sandbox-"))
+    known = shim.identity(folder) if folder else (0, 0)
     try:
-        command = {"argv": list(argv), "env": _ENVIRONMENT | dict(env or {}), "keep": list(pass_fds)}
+        command = {"argv": list(argv), "env": _ENVIRONMENT | dict(env or {}), "keep": list(pass_fds), "identity": known}
         return _launch(_restrictions(level, profile, folder) | command, profile, stdin, stdout, stderr)
     except BaseException:
-        if folder and os.path.exists(folder):
-            shim.remove(folder)
+        if folder:
+            _remove(folder, known)
         raise
+
+
+def _remove(folder: str, known: tuple[int, int]) -> None:
+    """Remove a scratch folder whose supervisor did not: it was killed, or something is in the way."""
+    if not os.path.lexists(folder):
+        return
+    try:
+        shim.remove(folder, known)
+    except OSError as error:
+        raise SandboxError(f"the scratch folder {folder!r} is left: {error.strerror}; look at what is there") from error
 
 
 def _restrictions(level: Level, profile: Profile, folder: str) -> dict[str, Any]:
@@ -190,7 +206,7 @@ def _launch(orders: dict[str, Any], profile: Profile, stdin: Stream, stdout: Str
         )
         process = launched.result()
         theirs.close()
-        sandboxed = Sandboxed(orders["level"], process, "" if wrapped else orders["scratch"])
+        sandboxed = Sandboxed(orders["level"], process, None if wrapped else (orders["scratch"], orders["identity"]))
         try:
             sandboxed._handle = _first_process(handle) if wrapped else os.dup(handle)
             with suppress(BrokenPipeError):  # it has ended already: `status` is empty then
@@ -200,6 +216,9 @@ def _launch(orders: dict[str, Any], profile: Profile, stdin: Stream, stdout: Str
                 raise SandboxError(f"no isolation at level {sandboxed.level!r}: {_reason(said, errors)}")
         except BaseException:
             sandboxed.kill()
+            for stream in (process.stdin, process.stdout):
+                if stream:
+                    stream.close()
             raise
     return sandboxed
 

@@ -11,6 +11,7 @@ the engine says so or when the engine is gone, and removes the scratch folder.
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -18,7 +19,7 @@ import select
 import signal
 import stat
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -196,7 +197,8 @@ def supervise(spec: Spec) -> NoReturn:
     _end(child)
     if sized:
         _LIBC.umount2(os.fsencode(spec["scratch"]), _MNT_DETACH)
-    remove(spec["scratch"])
+    with suppress(OSError):  # what is left there the engine tries again, and reports
+        remove(spec["scratch"], tuple(spec["identity"]))
     os._exit(code)
 
 
@@ -319,32 +321,80 @@ def usage(folder: str, enough: int) -> int:
     return total
 
 
-def remove(folder: str) -> None:
-    """Remove a folder whose processes are dead, however deep it is nested and whatever its modes are.
+def identity(folder: str) -> tuple[int, int]:
+    """What makes a folder itself, whatever its path leads to later: device and inode."""
+    found = os.stat(folder, follow_symlinks=False)
+    return found.st_dev, found.st_ino
 
-    Folders are lifted to the top before they are emptied, so that no path gets long. Links are removed, not followed.
+
+def remove(folder: str, known: tuple[int, int]) -> None:
+    """Remove a scratch folder, however deep it is nested and whatever its modes are.
+
+    It never leaves the folder: links are removed, not followed, and neither a mount (on it or in it) nor another folder
+    that took its place is entered. All goes through descriptors, so nothing changes under a path meanwhile. Folders are
+    lifted to the top before they are emptied, so that no depth exhausts paths, descriptors or the stack.
+
+    Raises:
+        OSError: it is not the folder that `known` says, or something is mounted there; that is left as it is.
     """
-    raise OSError("removal is switched off until it cannot cross a mount")
-    os.chmod(folder, 0o700)
-    serial = 0
-    while names := os.listdir(folder):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.islink(path) or not os.path.isdir(path):
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            for inner in os.listdir(path):
-                below = os.path.join(path, inner)
-                if os.path.islink(below) or not os.path.isdir(below):
-                    os.unlink(below)
-                else:
-                    os.chmod(below, 0o700)  # moving a folder rewrites its `..`
-                    while os.path.lexists(lifted := os.path.join(folder, f"lifted-{serial}")):
-                        serial += 1
-                    os.rename(below, lifted)
-            os.rmdir(path)
-    os.rmdir(folder)
+    parent_path, name = os.path.split(folder)
+    with ExitStack() as stack:
+        parent = os.open(parent_path, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, parent)
+        mount = _mount_of(parent)
+        top = _open_folder(name, parent, mount, known)
+        stack.callback(os.close, top)
+        serial = 0
+        while names := os.listdir(top):
+            for outer in names:
+                if not _is_folder(outer, top):
+                    os.unlink(outer, dir_fd=top)
+                    continue
+                middle = _open_folder(outer, top, mount)
+                try:
+                    for inner in os.listdir(middle):
+                        if not _is_folder(inner, middle):
+                            os.unlink(inner, dir_fd=middle)
+                            continue
+                        os.close(_open_folder(inner, middle, mount))  # moving rewrites its `..`: it must be writable
+                        while _exists(lifted := f"lifted-{serial}", top):
+                            serial += 1
+                        os.rename(inner, lifted, src_dir_fd=middle, dst_dir_fd=top)
+                finally:
+                    os.close(middle)
+                os.rmdir(outer, dir_fd=top)
+        os.rmdir(name, dir_fd=parent)
+
+
+def _open_folder(name: str, parent: int, mount: int, known: tuple[int, int] | None = None) -> int:
+    """A folder of `parent`, made readable, if it is `known` and on the same mount (a device can be mounted twice)."""
+    place = os.open(name, _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        found = os.fstat(place)
+        if _mount_of(place) != mount or known not in (None, (found.st_dev, found.st_ino)):
+            raise OSError(errno.EXDEV, f"{name!r} is a mount or another folder now: it is left as it is")
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def _mount_of(fd: int) -> int:
+    """The mount a descriptor was opened through."""
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("mnt_id:"))
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+def _exists(name: str, parent: int) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------ small pieces

@@ -1,5 +1,6 @@
 """What a hostile tool would try. Each attack is shown to work without isolation, where the test's user could do it."""
 
+import functools
 import json
 import os
 import platform
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from agentops.act.sandbox import Profile, missing
+from agentops.act.sandbox.process import start
 from agentops.types import Level
 
-PREAMBLE = """
+# Each attack in a process of its own, so that one cannot help or hinder the next.
+CODE = """
 import ctypes, json, os, resource, signal, socket, sys
 a = json.loads(sys.argv[1])
 libc = ctypes.CDLL(None, use_errno=True)
@@ -26,19 +29,23 @@ def call(x86, arm, *args):
 def check(result):
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-def attack():
-    {attack}
-try:
-    attack()
-except OSError as error:
-    print("refused", error.errno)
-else:
-    print("succeeded")
+for name, code in json.loads(sys.argv[2]).items():
+    child = os.fork()
+    if child == 0:
+        try:
+            exec(code)
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+        finally:
+            os._exit(2)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sep="=", flush=True)
 """
+SUCCEEDED, REFUSED = 0, 1
 
 # name -> (code, who is shown to succeed without isolation: "anyone", the machine's "root", or "" nobody)
 ATTACKS: dict[str, tuple[str, str]] = {
-    "shadow passwords": ('open("/etc/shadow").read()', "root"),
+    "shadow passwords": ('open("/etc/shadow").read()', ""),
     "state of the project": ('open(a["secret"]).read()', "anyone"),
     "names in the project": ('os.listdir(a["project"])', "anyone"),
     "environment of a process": ('open(f"/proc/{a[\'victim\']}/environ", "rb").read()', "anyone"),
@@ -87,8 +94,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "descriptor of a process": ("call(438, 438, os.pidfd_open(a['victim']), 0, 0)", "root"),
     "be root": ("os.setuid(0)", "root"),
     "groups": ("os.setgroups([0])", "root"),
+    # never shown at level none: a mount that root makes there is the machine's
     "mount": ('check(libc.mount(b"none", b".", b"tmpfs", 0, None))', ""),
-    "bind mount": ('check(libc.mount(b"/etc", b".", None, 4096, None))', ""),
+    "bind mount": ('check(libc.mount(a["shared"].encode(), b".", None, 4096, None))', ""),
     "user namespace": ("check(libc.unshare(0x10000000))", "root"),
     "network namespace": ("check(libc.unshare(0x40000000))", "root"),
     "namespace by clone": ("call(56, 220, 0x10000000 | 17, 0, 0, 0, 0) or os._exit(0)", ""),
@@ -108,8 +116,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "signals by file": ("import fcntl; fcntl.fcntl(0, fcntl.F_SETOWN, a['victim'])", ""),
     "type into a terminal": ("import fcntl; fcntl.ioctl(0, 0x5412, b'x')", ""),
     "leave the group": (
-        "child = os.fork()\n    if child == 0:\n        try:\n            os.setsid()\n        except OSError:\n"
-        "            os._exit(1)\n        os._exit(0)\n    check(-os.waitpid(child, 0)[1])",
+        "os.setsid()",
         "anyone",
     ),
 }
@@ -128,61 +135,59 @@ def victim() -> Iterator[int]:
     process.wait()
 
 
-@pytest.fixture
-def target(tmp_path: Path, victim: int) -> Iterator[dict[str, object]]:
-    """A project with state, a process, a server; files open to every user, so that only the isolation refuses."""
-    for folder in (*tmp_path.parents[:2], tmp_path):
-        folder.chmod(0o755)
-    project = tmp_path / "project"
-    (project / ".agentops").mkdir(parents=True)
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    for folder in (project, project / ".agentops", shared):
-        folder.chmod(0o777)
-    files = {"secret": project / ".agentops" / "audit.log", "spare": shared / "spare", "open": shared / "open"}
-    granted = tmp_path / "granted"
-    granted.mkdir()
-    granted.chmod(0o777)
-    files |= {"granted": granted / "file", "too": granted / "file-too"}
-    for file in files.values():
+def lay(folder: Path, victim: int, port: int) -> dict[str, str | int]:
+    """A project with state, files; open to every user, so that only the isolation refuses."""
+    for above in (*folder.parents[:2], folder):
+        above.chmod(0o755)
+    project, shared, granted = folder / "project", folder / "shared", folder / "granted"
+    state = project / ".agentops"
+    for made in (project, state, shared, granted):
+        made.mkdir()
+        made.chmod(0o777)
+    for file in (state / "audit.log", shared / "spare", shared / "open", granted / "file", granted / "file-too"):
         file.write_text("secret")
         file.chmod(0o666)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield {
-            "secret": str(files["secret"]),
-            "spare": str(files["spare"]),
-            "granted": str(files["granted"]),
-            "project": str(project),
-            "shared": str(shared),
-            "victim": victim,
-            "engine": os.getpid(),
-            "port": server.getsockname()[1],
-        }
+    places = {"secret": state / "audit.log", "spare": shared / "spare", "granted": granted / "file"}
+    places |= {"project": project, "shared": shared}
+    return {name: str(path) for name, path in places.items()} | {"victim": victim, "engine": os.getpid(), "port": port}
 
 
-def attempt(inside: Callable[..., tuple[int, str]], level: Level, name: str, target: dict[str, object]) -> str:
-    code = PREAMBLE.replace("{attack}", ATTACKS[name][0])
-    profile = Profile(read=(Path(str(target["granted"])).parent,))
-    _, said = inside(level, code, profile, [json.dumps(target)])
-    return said
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory, victim: int) -> Callable[[Level], dict[str, int]]:
+    """What each attack came to at a level: `SUCCEEDED`, `REFUSED`, or how its process died. All are tried once."""
+
+    @functools.cache
+    def outcome(level: Level) -> dict[str, int]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            target = lay(tmp_path_factory.mktemp(level), victim, server.getsockname()[1])
+            attacks = {name: code for name, (code, _) in ATTACKS.items() if level != "none" or name in SHOWN}
+            command = [sys.executable, "-I", "-S", "-c", CODE, json.dumps(target), json.dumps(attacks)]
+            granted = Path(str(target["granted"]))
+            profile = Profile(read=(granted.parent,))
+            with start(level, command, profile, stdout=subprocess.PIPE) as sandboxed:
+                said, _ = sandboxed.process.communicate(timeout=60)
+        if level != "none":
+            assert Path(str(target["secret"])).read_text() == granted.read_text() == "secret"
+        results = dict(line.split("=") for line in said.decode().splitlines())
+        return {name: int(result) for name, result in results.items()}
+
+    return outcome
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_it_is_refused(inside, level: Level, name: str, target) -> None:
-    assert attempt(inside, level, name, target).startswith("refused")
-    assert Path(target["secret"]).read_text() == "secret"
-    assert Path(target["granted"]).read_text() == "secret"
+def test_it_is_refused(outcome, level: Level, name: str) -> None:
+    assert outcome(level)[name] == REFUSED
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_it_works_without_isolation(inside, name: str, target) -> None:
+def test_it_works_without_isolation(outcome, name: str) -> None:
     """So that the refusal above is the isolation's doing. It is why "none" is for tools that are trusted."""
-    assert attempt(inside, "none", name, target) == "succeeded\n"
+    assert outcome("none")[name] == SUCCEEDED
 
 
-def test_what_is_granted_can_be_read(inside, level: Level, target) -> None:
+def test_what_is_granted_can_be_read(inside, level: Level, tmp_path: Path) -> None:
     code = "import sys; print(open(sys.argv[1]).read())"
-    granted = Path(target["granted"])
+    granted = Path(str(lay(tmp_path, 0, 0)["granted"]))
     assert inside(level, code, Profile(read=(granted.parent,)), [str(granted)]) == (0, "secret\n")
     assert inside(level, code, Profile(read=(granted,)), [str(granted)]) == (0, "secret\n")
 
