@@ -10,16 +10,18 @@ and nobody can point one at another address. It runs no tool.
 import asyncio
 import base64
 import binascii
+import logging
 import socket
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentops.act.sandbox.destinations import Destination, Target, destination, target
-from agentops.act.sandbox.egress import MAX_BODY, METHODS, Egress, Response, checked_headers
+from agentops.act.sandbox.egress import MAX_BODY, METHODS, Egress, Response, checked_headers, destination
 from agentops.act.sandbox.secrets import Secret, Secrets
 from agentops.act.sandbox.wire import Channel
-from agentops.errors import AuditError, SandboxError
+from agentops.errors import AuditError, PolicyError, SandboxError
+from agentops.parsers import Url, url
 from agentops.types import Isolation, Json
 
 Record = Callable[[dict[str, Json]], None]  # writes an audit record; raises AuditError
@@ -28,6 +30,7 @@ MAX_RELAYED = 64 * 1024 * 1024  # bytes each way of one connection
 _AT_ONCE = 8
 _CHUNK = 64 * 1024
 _BLOT = b"***"
+_LOG = logging.getLogger(__name__)
 
 _FIELDS = {
     "connect": {"host": str, "port": int},
@@ -50,7 +53,7 @@ class Broker:
 
     def __init__(self, channel: Channel, asked: Asked, egress: Egress, secrets: Secrets, record: Record) -> None:
         self._channel, self._asked, self._egress, self._secrets, self._record = channel, asked, egress, secrets, record
-        self._allowed = {destination(host).name for host in asked.isolation.hosts}
+        self._allowed = {destination(host).endpoint for host in asked.isolation.hosts}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._count = 0
@@ -95,6 +98,9 @@ class Broker:
             reply = {"error": "it cannot be recorded, so it was not done", "kind": "refused"}
         except ConnectionError as error:
             reply = {"error": str(error), "kind": "lost"}
+        except Exception as error:  # noqa: BLE001 - fail closed; whoever waits in there must be told
+            _LOG.error("the broker failed on %s: %s at line %s", kind, type(error).__name__, _line(error))
+            reply = {"error": "the broker failed", "kind": "refused"}
         try:
             await self._channel.send({"reply": id, **reply})
         except SandboxError:
@@ -156,10 +162,10 @@ class Broker:
             if message["method"] not in METHODS:
                 seen["method"] = "?"
                 raise SandboxError(f"the method must be one of {', '.join(sorted(METHODS))}")
-            asked = target(message["url"])
-            seen |= {"host": _shown(asked.destination.host), "port": asked.destination.port}
-            self._permitted(asked.destination)
-            seen["host"] = asked.destination.host
+            asked = _url(message["url"])
+            seen |= {"host": _shown(asked.host), "port": asked.port}
+            self._permitted(asked)
+            seen["host"] = asked.host
             headers = _texts(message["headers"])
             body = _decoded(message["body"])
             seen["sent"] = len(body)
@@ -167,7 +173,7 @@ class Broker:
             if secret is not None:
                 seen["secret"] = secret.name
                 headers[secret.header] = secret.injected()
-            address = seen["address"] = await self._egress.address(asked.destination, self._asked.pins)
+            address = seen["address"] = await self._egress.address(asked, self._asked.pins)
             response = await self._egress.fetch(message["method"], asked, address, headers, body)
             seen |= {"status": response.status, "received": len(response.body)}
         except BaseException as error:
@@ -181,12 +187,11 @@ class Broker:
             "body": base64.b64encode(response.body).decode(),
         }
 
-    def _injectable(self, name: str, asked: Target, headers: Mapping[str, str]) -> Secret:
+    def _injectable(self, name: str, asked: Url, headers: Mapping[str, str]) -> Secret:
         secret = self._secrets.get(name, self._asked.isolation.secrets)
-        place = asked.destination
-        if place.name not in secret.hosts:
-            raise SandboxError(f"secret {name!r} does not go to {place.name}: its hosts are in policies/secrets.toml")
-        if asked.scheme != "https" and not (place.address is not None and place.address.is_loopback):
+        if asked.endpoint not in secret.hosts:
+            raise SandboxError(f"secret {name!r} does not go to {asked.endpoint}: policies/secrets.toml has its hosts")
+        if asked.scheme != "https" and not (asked.literal and (asked.host == "::1" or asked.host.startswith("127."))):
             raise SandboxError(f"secret {name!r} is not sent in plain text: use https")
         if secret.header.lower() in map(str.lower, headers):
             raise SandboxError(f"header {secret.header!r} is set by the secret {name!r}: leave it out")
@@ -207,9 +212,9 @@ class Broker:
         self.told = True
         return {"value": secret.value}
 
-    def _permitted(self, place: Destination) -> Destination:
-        if place.name not in self._allowed:
-            raise SandboxError(f"{place.name[:100]} is not in the tool's Isolation(hosts=…)")
+    def _permitted(self, place: Url) -> Url:
+        if place.endpoint not in self._allowed:
+            raise SandboxError(f"{place.endpoint[:100]} is not in the tool's Isolation(hosts=…)")
         return place
 
     def _note(self, seen: Mapping[str, Json], error: BaseException | None = None) -> None:
@@ -224,13 +229,25 @@ class Broker:
         self._record({"type": "tool.egress", **self._asked.labels, **seen, "outcome": outcome})
 
 
+def _line(error: Exception) -> int:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].lineno or 0
+
+
 def _shown(host: str) -> str:
     """A host that was asked for and not declared: an address, or the end of a name; its start may carry data out."""
     try:
         asked = destination(f"[{host}]:1" if ":" in host else f"{host}:1")
     except SandboxError:
         return "?"
-    return asked.host if asked.address is not None else ".".join(asked.host.split(".")[-2:])
+    return asked.host if asked.literal else ".".join(asked.host.split(".")[-2:])
+
+
+def _url(text: str) -> Url:
+    try:
+        return url(text)
+    except PolicyError as error:
+        raise SandboxError(str(error)) from None
 
 
 def _texts(given: Mapping[str, Any]) -> dict[str, str]:

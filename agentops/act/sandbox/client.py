@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentops.act.files import open_beneath
 from agentops.act.sandbox.wire import Channel
 from agentops.errors import SandboxError
 from agentops.types import Json
@@ -56,10 +57,10 @@ class Client:
         return answer["value"]
 
     def open(self, path: str) -> BinaryIO:
-        wanted = (self._root / path).resolve()
-        if not any(wanted.is_relative_to((self._root / folder).resolve()) for folder in self._files):
-            raise SandboxError(f"file {path[:200]!r} is not beneath a folder of the tool's Isolation(files=…)")
-        return os.fdopen(os.open(wanted, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+        for folder in self._files:
+            if path == folder or path.startswith(f"{folder}/"):
+                return os.fdopen(open_beneath(self._root / folder, path[len(folder) + 1 :] or "."), "rb")
+        raise SandboxError(f"file {path[:200]!r} is not beneath a folder of the tool's Isolation(files=…)")
 
     def answered(self, message: Mapping[str, Any]) -> None:
         """Hand an answer of the broker to whoever waits for it."""

@@ -115,11 +115,14 @@ class Call:
     end: float  # of time.monotonic()
 
 
-async def converse(worker: Worker, call: Call, services: Services) -> tuple[dict[str, Any], bool]:
-    """The process's answer, and whether the process may serve another call.
+async def converse(worker: Worker, call: Call, services: Services) -> tuple[Json | Exception, bool]:
+    """What the tool returned or raised, and whether the process may serve another call.
+
+    What it raised is a ToolError (it refuses), ConnectionError (a service did not answer), TimeoutError (it gave up
+    waiting), SandboxError (the broker refused it) or RuntimeError (it failed).
 
     Raises:
-        SandboxError: it broke the protocol, printed without end, or is gone.
+        SandboxError: the process broke the protocol, printed without end, or is gone.
     """
     worker.calls += 1
     tool, context = call.tool, call.context
@@ -141,7 +144,7 @@ async def converse(worker: Worker, call: Call, services: Services) -> tuple[dict
         await asyncio.wait((answer, flood), return_when=asyncio.FIRST_COMPLETED)
         if flood.done():
             raise SandboxError(f"{tool.spec.name} printed more than {MAX_FLOOD} bytes")
-        return answer.result(), not broker.told
+        return _outcome(answer.result(), services), not broker.told
     finally:
         flood.cancel()
         answer.cancel()
@@ -151,30 +154,22 @@ async def converse(worker: Worker, call: Call, services: Services) -> tuple[dict
         await broker.close()
 
 
-def result(tool: Tool, answer: Mapping[str, Any], services: Services) -> Json:
-    """The value of an answer, or what it says went wrong.
-
-    Raises:
-        ToolError: the tool refuses.
-        ConnectionError: a service it asked for did not answer.
-        TimeoutError: the tool gave up waiting.
-        SandboxError: the broker refused it, or the answer has no allowed form.
-        RuntimeError: the tool failed.
-    """
+def _outcome(answer: Mapping[str, Any], services: Services) -> Json | Exception:
     if set(answer) == {"call", "value", "marked"} and isinstance(answer["marked"], bool):
         return _with_labels(answer["value"]) if answer["marked"] else answer["value"]
     text, kind = answer.get("error"), answer.get("kind")
-    if set(answer) != {"call", "error", "kind"} or not isinstance(text, str):
-        raise SandboxError(f"the process of {tool.spec.name!r} answered in a wrong form")
-    if kind == "tool":
-        raise ToolError(text)
-    if kind == "timeout":
-        raise TimeoutError
-    if kind == "lost":
-        raise ConnectionError(f"{tool.spec.name}: a service did not answer")
-    if kind == "refused":
-        raise SandboxError(services.clean(text))
-    raise RuntimeError(services.clean(text))
+    if set(answer) == {"call", "error", "kind"} and isinstance(text, str):
+        if kind == "tool":
+            return ToolError(text)
+        if kind == "timeout":
+            return TimeoutError()
+        if kind == "lost":
+            return ConnectionError("a service did not answer")
+        if kind == "refused":
+            return SandboxError(services.clean(text))
+        if kind == "fault":
+            return RuntimeError(services.clean(text))
+    raise SandboxError("the tool's process answered in a wrong form")
 
 
 async def _answer(worker: Worker, broker: Broker, call: Call, services: Services) -> dict[str, Any]:

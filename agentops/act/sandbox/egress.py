@@ -8,22 +8,20 @@ bounded in bytes and seconds. Which destinations a tool may ask for is the broke
 
 import asyncio
 import functools
-import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentops.act.sandbox.destinations import Destination, Target, is_public
-from agentops.errors import SandboxError
+from agentops import parsers
+from agentops.act.lookup import Resolver, system_resolver
+from agentops.errors import PolicyError, SandboxError
+from agentops.parsers import Url
 
 if TYPE_CHECKING:  # loaded with the first request: a tool's process has no use for it
     import httpx
-
-Resolver = Callable[[str, int], Sequence[str]]
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 MAX_BODY = 512 * 1024  # bytes of a request's body
@@ -51,31 +49,35 @@ class Response:
     body: bytes
 
 
-def system_resolver(host: str, port: int) -> list[str]:
-    """The addresses of `host` by the system's resolver, IPv4 first: it is reachable from more places."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(
-        dict.fromkeys(str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET))
-    )
+def destination(text: str) -> Url:
+    """Read "host:port", as manifests declare destinations. One destination has one spelling.
+
+    Raises:
+        SandboxError: it is written in any other way.
+    """
+    try:
+        found = parsers.url(f"http://{text}/")
+    except PolicyError:
+        found = None
+    if found is None or found.endpoint != text:
+        raise SandboxError(
+            f'destination {text[:100]!r} is not acceptable: "host:port" with a lower-case ASCII name, a dotted IPv4 '
+            'address or a bracketed short IPv6 address, like "api.example.com:443"'
+        )
+    return found
 
 
 class Egress:
-    """Connects and fetches. One per process; `close` ends its resolver threads.
+    """Connects and fetches.
 
     Args:
-        resolver: name and port -> addresses; may block, runs in a thread.
+        resolver: finds a host's addresses.
     """
 
     def __init__(self, resolver: Resolver = system_resolver) -> None:
         self._resolver = resolver
-        self._threads: ThreadPoolExecutor | None = None
 
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
-
-    async def address(self, place: Destination, pins: Mapping[str, str]) -> str:
+    async def address(self, place: Url, pins: Mapping[str, str]) -> str:
         """The address to connect to.
 
         Args:
@@ -85,23 +87,23 @@ class Egress:
         Raises:
             SandboxError: one of its addresses is not public, or it has none.
         """
-        if place.address is not None:
+        if place.literal:
             return place.host  # somebody wrote this address down on purpose
-        if (pinned := pins.get(place.name)) is not None:
-            found: Sequence[str] = [pinned]
+        if (pinned := pins.get(place.endpoint)) is not None:
+            found = [pinned]
         else:
-            found = await self._resolved(place)
-        try:
-            addresses = [ipaddress.ip_address(one) for one in found]
-        except ValueError:
-            addresses = []
-        if not addresses:
-            raise SandboxError(f"{place.name} has no address")
-        if not all(map(is_public, addresses)):
+            try:
+                async with asyncio.timeout(RESOLVE_S):
+                    found = list(await self._resolver(place.host, place.port))
+            except OSError:  # a TimeoutError is one
+                found = []
+        if not found:
+            raise SandboxError(f"{place.endpoint} has no address")
+        if not all(map(parsers.public, found)):
             raise SandboxError(
-                f"{place.name} has an address that is not public: declare the address itself if this is meant"
+                f"{place.endpoint} has an address that is not public: declare the address itself if this is meant"
             )
-        return str(addresses[0])
+        return found[0]
 
     async def connect(self, address: str, port: int) -> socket.socket:
         """A connected, non-blocking TCP socket.
@@ -122,14 +124,12 @@ class Egress:
             raise
         return end
 
-    async def fetch(
-        self, method: str, target: Target, address: str, headers: Mapping[str, str], body: bytes
-    ) -> Response:
-        """One request to `address`, with the Host header and the TLS name of `target`.
+    async def fetch(self, method: str, url: Url, address: str, headers: Mapping[str, str], body: bytes) -> Response:
+        """One request to `address`, with the Host header and the TLS name of `url`.
 
         Args:
             method: one of METHODS.
-            target: where to.
+            url: what is asked for.
             address: what `address` returned for it.
             headers: checked ones.
             body: at most MAX_BODY bytes.
@@ -140,24 +140,21 @@ class Egress:
         """
         import httpx
 
-        place = target.destination
-        default = {"http": 80, "https": 443}[target.scheme] == place.port
+        default = {"http": 80, "https": 443}[url.scheme] == url.port
         given = {
             "Accept": "*/*",
             "User-Agent": "agentops",
             **headers,
-            "Host": place.authority if default else place.name,
+            "Host": url.endpoint.rpartition(":")[0] if default else url.endpoint,
             "Accept-Encoding": "identity",
             "Connection": "close",
         }
-        url = httpx.URL(scheme=target.scheme, host=address, port=place.port, raw_path=target.path.encode("ascii"))
-        extensions = {"sni_hostname": place.host} if place.address is None else {}
+        extensions = {} if url.literal else {"sni_hostname": url.host}
         # One client a request: a pooled connection was verified for one host and would serve another at its address.
-        async with httpx.AsyncClient(
-            verify=_tls(), trust_env=False, follow_redirects=False, timeout=FETCH_S, headers=None
-        ) as client:
+        async with httpx.AsyncClient(verify=_tls(), trust_env=False, follow_redirects=False, timeout=FETCH_S) as client:
             client.headers.clear()
-            request = client.build_request(method, url, headers=given, content=body or None, extensions=extensions)
+            place = httpx.URL(url.text).copy_with(host=address)
+            request = client.build_request(method, place, headers=given, content=body or None, extensions=extensions)
             try:
                 async with asyncio.timeout(FETCH_S):
                     response = await client.send(request, stream=True)
@@ -167,16 +164,6 @@ class Egress:
                         await response.aclose()
             except (httpx.HTTPError, TimeoutError) as error:
                 raise ConnectionError(f"no answer ({type(error).__name__})") from None
-
-    async def _resolved(self, place: Destination) -> Sequence[str]:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(4, "agentops-resolve")
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(RESOLVE_S):
-                return await loop.run_in_executor(self._threads, self._resolver, place.host, place.port)
-        except (OSError, UnicodeError):
-            return []
 
 
 def checked_headers(given: Mapping[str, str]) -> dict[str, str]:

@@ -1,19 +1,20 @@
 """Keeps tools that run in the gateway's process from opening sockets, starting processes and loading native code.
 
 Invariant: inside `in_tool` (and in what asyncio tasks and `asyncio.to_thread` carry it into) the interpreter's audit
-events for these raise SandboxError. Outside it nothing changes; an event that is not listed costs one set look-up.
+events for these raise an error that is both SandboxError and PermissionError. Outside it nothing changes; an event that
+is not listed costs one set look-up.
 
 It stops honest mistakes and most injected code. It does not stop native code, code that tampers with the interpreter,
-or work handed to an executor that was made elsewhere: code that may be hostile belongs in a process of its own, with
-`isolation=Isolation(…)`.
+or work in a thread that does not carry the context along (`threading.Thread`, an executor): code that may be hostile
+belongs in a process of its own, with `isolation=Isolation(…)`.
 """
 
+import errno
 import sys
 from collections.abc import Generator
-from concurrent.futures import thread as executor_threads
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 from agentops.errors import SandboxError
@@ -25,12 +26,16 @@ _EVENTS = frozenset(
         *("socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo"),
         *("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.system"),
         *("pty.spawn", "ctypes.dlopen", "ctypes.dlsym", "sqlite3.enable_load_extension", "sqlite3.load_extension"),
-        *("_thread.start_new_thread", "os.putenv", "os.unsetenv", "sys.addaudithook"),
+        *("os.putenv", "os.unsetenv", "sys.addaudithook"),
     }
 )
 _inside: ContextVar[bool] = ContextVar("inside an in-process tool", default=False)
 _installing = Lock()
 _installed = False
+
+
+class Reaching(SandboxError, PermissionError):
+    """Refused by the guard. It is an OSError too, so that libraries close what they had opened."""
 
 
 @contextmanager
@@ -58,15 +63,10 @@ def _install() -> None:
             _installed = True
 
 
-def _hook(event: str, given: tuple[Any, ...]) -> None:
-    if event in _EVENTS and _inside.get() and not (event == "_thread.start_new_thread" and _pooled(given)):
-        raise SandboxError(
+def _hook(event: str, _: tuple[Any, ...]) -> None:
+    if event in _EVENTS and _inside.get():
+        raise Reaching(
+            errno.EPERM,
             f"a tool in the gateway's process may not use {event}: reach services through ctx.fetch or ctx.connect, "
-            "with isolation=Isolation(hosts=…) on the tool"
+            "with isolation=Isolation(hosts=…) on the tool",
         )
-
-
-def _pooled(given: tuple[Any, ...]) -> bool:
-    """Whether the new thread is an executor's: `asyncio.to_thread` needs those, and takes the context along."""
-    thread = getattr(given[0], "__self__", None) if given else None
-    return isinstance(thread, Thread) and getattr(thread, "_target", None) is executor_threads._worker

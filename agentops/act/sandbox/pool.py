@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentops.act.sandbox.broker import Record
-from agentops.act.sandbox.conversation import Call, Output, Services, Worker, converse, result
+from agentops.act.sandbox.conversation import Call, Output, Services, Worker, converse
 from agentops.act.sandbox.egress import Egress
 from agentops.act.sandbox.level import detect, spawn
 from agentops.act.sandbox.process import Sandboxed
@@ -63,7 +63,7 @@ class Workers:
     Args:
         root: the project's folder.
         redactor: for what processes print, and for pseudonyms of users.
-        egress: connects for them; closed with the workers.
+        egress: connects for them.
         secrets: what the broker may inject.
         record: writes an audit record, or raises AuditError.
         max_workers: processes of one pack and isolation at a time, beside one spare.
@@ -86,6 +86,7 @@ class Workers:
         self._max, self._idle_s = max_workers, idle_s
         self._pools: dict[_Key, _Pool] = {}
         self._all: set[Worker] = set()
+        self._starting: set[Future[Sandboxed]] = set()
         self._threads: ThreadPoolExecutor | None = None
         self._reaping: asyncio.TimerHandle | None = None
 
@@ -118,13 +119,15 @@ class Workers:
             try:
                 worker, in_order = await self._taken(key, pool, context.run.principal.tenant), False
                 try:
-                    answer, in_order = await converse(worker, call, self._services)
+                    outcome, in_order = await converse(worker, call, self._services)
                 finally:
                     self._give_back(key, pool, worker, in_order)
             finally:
                 pool.busy -= 1
                 self._upkeep(key, pool)
-            return result(tool, answer, self._services)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
 
     def close(self) -> None:
         """End every process and wait until it is gone. A later call starts new ones."""
@@ -135,13 +138,14 @@ class Workers:
         self._pools.clear()
         for worker in tuple(self._all):
             self._end(worker)
+        for start in self._starting:
+            start.add_done_callback(_kill_late)
         if self._reaping is not None:
             self._reaping.cancel()
             self._reaping = None
         if self._threads is not None:
             self._threads.shutdown(wait=True)
             self._threads = None
-        self._services.egress.close()
 
     # ---------------------------------------------------------------- whose turn it is
 
@@ -218,6 +222,7 @@ class Workers:
             lambda: spawn(argv, profile, least=limits.least, stdout=write, stderr=write, pass_fds=pass_fds)
         )
         start.add_done_callback(lambda _: (theirs.close(), os.close(write)))
+        self._starting.add(start)
         try:
             sandboxed = await asyncio.wrap_future(start)
         except BaseException:
@@ -225,6 +230,8 @@ class Workers:
             ours.close()
             os.close(read)
             raise
+        finally:
+            self._starting.discard(start)
         worker = Worker(sandboxed, Channel(ours, receives=FROM_CHILD, sends=FROM_PARENT), Output(read))
         self._all.add(worker)
         try:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentops.act.sandbox.destinations import destination
+from agentops.act.sandbox.egress import destination
 from agentops.errors import PolicyError, SandboxError
 from agentops.types import Problem
 
@@ -164,7 +164,7 @@ def _declared(name: str, settings: Any) -> Secret:
         raise PolicyError("header must be a name of letters, digits and -")
     if not isinstance(form, str) or form.count("{}") != 1 or not re.fullmatch(r"[\x20-\x7e]{2,200}", form):
         raise PolicyError('format must be printable ASCII with one {} in it, like "Bearer {}"')
-    return Secret(name, origin, frozenset(destination(host).name for host in hosts), header, form, readable)
+    return Secret(name, origin, frozenset(destination(host).endpoint for host in hosts), header, form, readable)
 
 
 def _with_value(secret: Secret, settings: Mapping[str, Any], environ: MutableMapping[str, str]) -> Secret:

@@ -29,6 +29,7 @@ from agentops.types import AgentSpec, Principal, Run, Tool
 
 def main() -> None:
     """Serve calls until the channel closes."""
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")  # pyrefly: ignore[missing-attribute]
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     asyncio.run(_serve(Channel(end, receives=FROM_PARENT, sends=FROM_CHILD, descriptors=True)))
