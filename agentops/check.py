@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentops import policy, project, redact, release
+from agentops.act.sandbox.declarations import declaration_problems
 from agentops.errors import AgentopsError
 from agentops.evaluate import gate_problems, load_suite
 from agentops.labelled import labelled, labels_of, suite_path
@@ -23,7 +24,7 @@ def check(root: Path) -> list[Problem]:
     if loaded is None:
         return problems
     found = list(problems)
-    for part in (_policies, _routers, _planner, _pipelines, _world):
+    for part in (_policies, _tools, _routers, _planner, _pipelines, _world):
         found += _guarded(part, loaded)
     unique = dict.fromkeys(found)
     return sorted(unique, key=lambda problem: (problem.path, problem.line))
@@ -48,6 +49,10 @@ def _policies(loaded: Project) -> Iterator[Problem]:
     yield from redact.problems(loaded.policies)
     yield from release.problems(loaded.policies)
     yield from gate_problems(loaded.policies)
+
+
+def _tools(loaded: Project) -> Iterator[Problem]:
+    yield from declaration_problems(loaded.root, loaded.policies, loaded.tools)
 
 
 def _routers(loaded: Project) -> Iterator[Problem]:

@@ -427,6 +427,7 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
         parts.redactor,
         kill=parts.kill,
         decisions=parts.decisions,
+        workers=parts.workers,
     )
     planned, questions = planner(parts)
 
@@ -442,6 +443,7 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
         async with checkpointer(parts.home) as saver:
             yield Runtime(parts, gateway, planned, RouterShelf(parts, router_name), assignment, saver, questions)
     finally:
+        parts.workers.close()
         await parts.cache.close()
 
 

@@ -14,6 +14,9 @@ from uuid import uuid4
 
 from agentops import project as projects
 from agentops import redact
+from agentops.act.sandbox.egress import Egress
+from agentops.act.sandbox.pool import Workers
+from agentops.act.sandbox.secrets import Secrets
 from agentops.audit import AuditLog
 from agentops.cache import Cache, open_cache
 from agentops.errors import PolicyError, ProjectError
@@ -84,8 +87,12 @@ class Workspace:
         return AuditLog(self.home / "audit", settings.service, self.clock, settings.audit_anchors)
 
     @cached_property
+    def secrets(self) -> Secrets:
+        return Secrets.load(self.project.policies)
+
+    @cached_property
     def redactor(self) -> Redactor:
-        return redact.load(self.project.policies, self.home)
+        return redact.load(self.project.policies, self.home, known_secrets=self.secrets.values)
 
     @cached_property
     def tracing(self) -> Tracing:
@@ -95,6 +102,10 @@ class Workspace:
     @cached_property
     def policy(self) -> LivePolicy:
         return LivePolicy(self.project.policies, self.specs, self.project.agents, self.audit)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return Workers(self.project.root, self.redactor, Egress(), self.secrets, self.audit.post)
 
     @cached_property
     def decisions(self) -> DecisionRecords:
@@ -162,8 +173,8 @@ class Workspace:
         return self.world_module.connect(self.world_path, self.clock, self.world_seed)
 
     def close(self) -> None:
-        """Flush traces, then close the stores, then the audit log with its last checkpoint."""
-        for name in ("tracing", "world", "budgets", "state", "decisions", "audit"):
+        """End tools' processes, flush traces, then close the stores, then the audit log with its last checkpoint."""
+        for name in ("workers", "tracing", "world", "budgets", "state", "decisions", "audit"):
             part = self.__dict__.pop(name, None)
             if part is not None:
                 part.close()

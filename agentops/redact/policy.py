@@ -26,7 +26,12 @@ _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDEN
 
 
 def load(
-    policies: Path, home: Path, *, known_values: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    policies: Path,
+    home: Path,
+    *,
+    known_values: Iterable[str] = (),
+    known_secrets: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Redactor:
     """The redactor of a deployment: redaction.toml (defaults without it), the key (made on first use, mode 0600), the
     environment's secrets and the list of known values in `home`/known_values.txt.
@@ -35,6 +40,7 @@ def load(
         policies: the project's policies folder.
         home: folder of local state.
         known_values: more personal values to replace wherever they occur.
+        known_secrets: more secrets, which are not in the environment.
         environment: where secrets are looked for (variables ending in _KEY, _TOKEN, …); default: the process's.
 
     Raises:
@@ -47,7 +53,7 @@ def load(
     values = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
     return Redactor(
         _key(home / KEY_FILE),
-        _secrets(os.environ if environment is None else environment),
+        [*known_secrets, *_secrets(os.environ if environment is None else environment)],
         known_values=[value.strip() for value in (*values, *known_values) if len(value.strip()) >= 3],
         rules=rules,
     )

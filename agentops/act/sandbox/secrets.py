@@ -105,9 +105,9 @@ class Secrets:
         return secret
 
 
-def secret_names(policies: Path) -> frozenset[str]:
-    """Names that `policies`/secrets.toml declares."""
-    return frozenset(secret.name for secret, _ in _read(policies)[0])
+def declared_secrets(policies: Path) -> list[Secret]:
+    """What `policies`/secrets.toml declares without a fault; without values."""
+    return [secret for secret, _ in _read(policies)[0]]
 
 
 def secret_problems(policies: Path) -> list[Problem]:

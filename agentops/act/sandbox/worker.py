@@ -23,7 +23,6 @@ from agentops.act.sandbox.wire import FROM_CHILD, FROM_PARENT, Channel
 from agentops.act.tool import Context, Marked
 from agentops.errors import SandboxError, ToolError
 from agentops.graph import RealClock
-from agentops.project import MOUNT
 from agentops.types import AgentSpec, Principal, Run, Tool
 
 
@@ -39,7 +38,7 @@ async def _serve(channel: Channel) -> None:
     begin = await channel.receive()
     root = Path(begin["root"])
     try:
-        _mount(root)
+        _mount(root, begin["module"].partition(".")[0])
         importlib.import_module(begin["module"])
     except Exception as error:  # noqa: BLE001 - whatever a project's module raises is told
         await channel.send({"failed": f"{type(error).__name__}: {error}"[:500]})
@@ -58,13 +57,13 @@ async def _serve(channel: Channel) -> None:
             running = asyncio.ensure_future(_answer(channel, client, message))
 
 
-def _mount(root: Path) -> None:
-    """Only `tools` of the project is here, and the project's own folder cannot be listed."""
-    for name, path in ((MOUNT, root), (f"{MOUNT}.tools", root / "tools")):
+def _mount(root: Path, mounted: str) -> None:
+    """As `agentops.project` does it; but only `tools` is here, and the project's own folder cannot be listed."""
+    for name, path in ((mounted, root), (f"{mounted}.tools", root / "tools")):
         module = ModuleType(name)
         module.__path__ = [str(path)]
         sys.modules[name] = module
-    vars(sys.modules[MOUNT])["tools"] = sys.modules[f"{MOUNT}.tools"]
+    vars(sys.modules[mounted])["tools"] = sys.modules[f"{mounted}.tools"]
 
 
 async def _answer(channel: Channel, client: Client, message: Mapping[str, Any]) -> None:

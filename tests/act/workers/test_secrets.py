@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentops.act.sandbox.secrets import Secrets, secret_names, secret_problems
+from agentops.act.sandbox.secrets import Secrets, declared_secrets, secret_problems
 from agentops.errors import PolicyError, SandboxError
 from agentops.redact import Redactor
 
@@ -35,7 +35,7 @@ def test_a_value_is_taken_out_of_the_environment_and_printed_nowhere(policies: P
     shop = secrets.get("shop", ("shop",))
     assert shop.injected() == "key=abcdef-123456"
     assert "abcdef" not in f"{secrets!r} {shop!r} {shop}"
-    assert secret_names(policies) == {"shop"}
+    assert [secret.name for secret in declared_secrets(policies)] == ["shop"]
 
 
 def test_two_secrets_may_share_a_variable(policies: Path) -> None:
