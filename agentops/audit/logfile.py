@@ -22,7 +22,6 @@ from agentops.errors import AuditError
 from agentops.types import Json
 
 ROTATE_BYTES = 16 * 1024 * 1024  # a log that grew past this is closed: taking it up again re-reads all of it
-OPENING = 2  # records a new log may begin with (recovered, open) before its first checkpoint is on disk
 HEADS_AT_ONCE = 1000  # heads in one record: about 100 kB
 
 
@@ -57,11 +56,10 @@ class LogFile:
         self.checkpoint_size = signed
         self.noted = signed  # the checkpoint's size that `Logs` has taken to the system log
         self.signed_root = b"" if checkpoint is None else checkpoint.root
-        self._opening: list[dict[str, Json]] = []
+        opened: dict[str, Json] = {"type": "log.open", "log": name, "key": notes.key_id(public).hex()}
+        self._opening = [{**opened, "pid": os.getpid(), **({"tenant": tenant} if tenant else {})}]
         if walk.tail != "clean":
             self._opening.append(self._quarantine(data[walk.end :]))
-        opened: dict[str, Json] = {"type": "log.open", "log": name, "key": notes.key_id(public).hex()}
-        self._opening.append({**opened, "pid": os.getpid(), **({"tenant": tenant} if tenant else {})})
         self._opened = False
 
     @property
@@ -136,11 +134,10 @@ class LogFile:
             known = list(heads.items())
             for first in range(0, len(known), HEADS_AT_ONCE):
                 opening.append({"type": "log.heads", "heads": dict(known[first : first + HEADS_AT_ONCE])})
-        new = self.size == 0
         self._write([(at_ms, canonical(record)) for record in opening], own=True)
-        self._opened = True
-        if new:  # from its first acknowledged record on, a log without a checkpoint is a log that was tampered with
+        if not self.checkpoint_size:  # before a caller's first record: from then on, no checkpoint means tampering
             self.checkpoint(at_ms)
+        self._opened = True
 
     def _write(self, records: Sequence[tuple[int, bytes]], own: bool) -> int:
         if self.failed:
@@ -234,7 +231,7 @@ def judge(walk: frames.Walk, checkpoint: notes.Checkpoint | None, name: str) -> 
     if walk.tail == "broken_link":
         return f"{where}: a record does not follow the one before it: records were removed, reordered or replaced"
     if checkpoint is None:
-        if walk.tree.size > OPENING:
+        if walk.tree.size > len(walk.control):  # not only the log's own records
             return f"{name}.checkpoint is missing: a log of {walk.tree.size} records must have one"
         return ""
     if walk.tree.size < checkpoint.size:

@@ -54,6 +54,13 @@ class Logs:
 
     def append(self, batch: Mapping[str, Records]) -> dict[str, int | AuditError]:
         """Write and flush each tenant's records; the index of its first, or why none of them was written."""
+        results: dict[str, int | AuditError] = {}
+        tenants = list(batch)
+        for first in range(0, len(tenants), OPEN_LOGS):
+            results |= self._append({tenant: batch[tenant] for tenant in tenants[first : first + OPEN_LOGS]})
+        return results
+
+    def _append(self, batch: Mapping[str, Records]) -> dict[str, int | AuditError]:
         results: dict[str, int | AuditError] = dict(self._take_up([tenant for tenant in batch if tenant]))
         if "" in batch:
             try:
@@ -125,7 +132,7 @@ class Logs:
         for tenant in tenants:
             file = self._open.get(tenant)
             until, why = self._refused.get(tenant, (0.0, ""))
-            if file is not None and not (file.full and self._dropped(file)):
+            if file is not None and not (file.full and self._drop([file])):
                 self._open.move_to_end(tenant)
             elif time.monotonic() < until:
                 refused[tenant] = AuditError(why)
@@ -179,7 +186,8 @@ class Logs:
                 self._due[file.tenant] = time.monotonic() + CHECKPOINT_SECONDS
             else:
                 self._due.pop(file.tenant, None)
-                self._note(file)
+                if file.checkpoint_size != file.noted:
+                    self._note(file)
         return errors
 
     def _write_heads(self) -> None:
@@ -192,18 +200,17 @@ class Logs:
         self.system.append([(at_ms, record) for record in records], at_ms, own=True)
         self._heads.clear()
 
-    def _dropped(self, file: LogFile) -> bool:
-        """Sign and close a log that is full or idle; False, and it stays open, when the disk refused."""
-        if file.failed or any(self._sign([file])):
-            return False
-        del self._open[file.tenant]
-        file.close()
-        return True
+    def _drop(self, files: Sequence[LogFile]) -> list[LogFile]:
+        """Sign and close logs that are full or idle; returns those, the others stay open: the disk refused."""
+        files = [file for file in files if not file.failed]
+        dropped = [file for file, error in zip(files, self._sign(files), strict=True) if error is None]
+        for file in dropped:
+            del self._open[file.tenant]
+            file.close()
+        return dropped
 
     def _shrink(self) -> None:
-        for file in list(self._open.values())[: max(0, len(self._open) - OPEN_LOGS)]:
-            if not self._dropped(file):
-                continue
+        for file in self._drop(list(self._open.values())[: max(0, len(self._open) - OPEN_LOGS)]):
             self._parked[file.tenant] = file
             if len(self._parked) > PARKED_LOGS:
                 self._parked.popitem(last=False)

@@ -39,9 +39,25 @@ def test_a_torn_end_of_a_tenants_log_is_recovered_and_recorded_there(tenants: Pa
     with AuditLog(tenants, "desk") as log:
         log.append_now({"tenant": "acme", "number": 6})
     kinds = [kind for record in records(tenants, "acme") if (kind := record.get("type", "")).startswith("log.")]
-    assert kinds == ["log.open", "log.recovered", "log.open"]
+    assert kinds == ["log.open", "log.open", "log.recovered"]
     assert one(tenants, "tenants/acme/*.torn-*").read_bytes().endswith(b"half a frame")
     assert verify(tenants).ok
+
+
+@pytest.mark.parametrize("kept", [0, 5, 60, 200, 330])
+def test_a_crash_at_any_point_of_a_new_logs_opening_is_no_tampering(tmp_path: Path, one: Callable, kept: int) -> None:
+    """Killed while the first records were written, before the first checkpoint; twice, then it goes on."""
+    for number in range(3):
+        with AuditLog(tmp_path, "desk") as log:
+            log.append_now({"tenant": "new", "number": number})
+        assert verify(tmp_path).ok, verify(tmp_path).problem
+        path = one(tmp_path, "tenants/new/*.log")
+        data = path.read_bytes()
+        opening = next(offset for offset, leaf in frames.leaves(data, len(data)) if b'"record"' in leaf)
+        path.write_bytes(data[: min(kept, opening)])
+        path.with_suffix(".checkpoint").unlink()
+        for system in [*tmp_path.glob("*.log"), *tmp_path.glob("*.checkpoint")]:  # nothing had been said of it yet
+            system.unlink()
 
 
 def test_a_torn_frame_in_the_middle_refuses_to_be_written(tenants: Path, one: Callable) -> None:
