@@ -14,11 +14,13 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import importlib
 import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -187,10 +189,24 @@ def toolkit(name: str, seconds: float) -> Call:
     Raises:
         ImportError: it is not installed.
     """
-    from agent_os.policies import PolicyEvaluator
-    from agentmesh.governance.audit import AuditLog as ToolkitAudit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        policies: Any = importlib.import_module("agent_os.policies")  # by name: type checkers need not find them
+        schema: Any = importlib.import_module("agent_os.policies.schema")
+        trail: Any = importlib.import_module("agentmesh.governance.audit")
 
-    evaluator, audit = PolicyEvaluator(), ToolkitAudit()
+    refused = ("shell", "evaluate", "wire", "delete", "drop", "format", "grant", "run")  # as many rules as ours
+    rules = [
+        schema.PolicyRule(
+            name=f"no-{tool}",
+            condition=schema.PolicyCondition(field="tool_name", operator=schema.PolicyOperator.EQ, value=tool),
+            action=schema.PolicyAction.DENY,
+            priority=10,
+        )
+        for tool in refused
+    ]
+    allow = schema.PolicyDefaults(action=schema.PolicyAction.ALLOW)
+    evaluator, audit = policies.PolicyEvaluator([schema.PolicyDocument(rules=rules, defaults=allow)]), trail.AuditLog()
 
     async def one(number: int) -> object:
         arguments = _arguments(number, seconds)
@@ -198,7 +214,7 @@ def toolkit(name: str, seconds: float) -> Call:
         if not decision.allowed:
             raise RuntimeError(decision.reason)
         value = await TOOLS[name].function(None, **arguments)
-        audit.log("tool_invocation", "desk", name, data=arguments, outcome="success")
+        audit.log("tool_invocation", "desk", name, data=arguments, policy_decision="allow")
         return value
 
     return one
