@@ -20,6 +20,7 @@ from agentops.errors import AuditError
 
 GIT_SECONDS = 30.0
 _FILE = "agentops-audit.heads"  # in a git repository
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ class GitAnchor:
             os.close(descriptor)
 
     def _git(self, *arguments: str) -> bytes:
-        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        # GIT_DIR and its like would lead to another repository, as when this runs in a hook.
+        kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+        environment = {**kept, "GIT_TERMINAL_PROMPT": "0"}
         try:
             done = subprocess.run(  # noqa: S603 - fixed program, no shell, arguments of our own
                 ["git", "-C", str(self.path), *arguments],  # noqa: S607 - the git of PATH is the administrator's choice

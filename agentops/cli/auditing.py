@@ -229,12 +229,12 @@ def _publish(folder: Path, place: heads.Anchor, public: bytes) -> dict[str, Any]
 
 
 def _published(row: dict[str, Any]) -> str:
-    return f"{row['published']} heads published, {row['kept']} were there already"
+    return f"heads published: {row['published']}, there already: {row['kept']}"
 
 
 def _anchored(row: dict[str, Any]) -> str:
     failing = f"; publishing failed {row['failures']} times since it last worked" if row["failures"] else ""
-    return (row["problem"] or f"{row['heads']} heads compared") + failing
+    return (row["problem"] or f"heads compared: {row['heads']}") + failing
 
 
 def _exported(done: export.Exported) -> list[str]:

@@ -33,7 +33,7 @@ def test_verify_compares_with_the_anchors(agentops, desk: Path, tmp_path: Path) 
     ran = agentops("audit", "verify", "--project", desk)
     assert ran.code == 0, ran.err
     assert "the log is whole" in ran.out
-    assert "1 heads compared" in ran.out
+    assert "heads compared: 1" in ran.out
     found = value(agentops("audit", "verify", "--project", desk, "--json"))
     assert found["ok"] is True
     assert found["anchors"][0]["heads"] == 1
