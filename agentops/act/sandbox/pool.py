@@ -24,7 +24,7 @@ from agentops.act.sandbox.conversation import Call, Output, Services, Worker, co
 from agentops.act.sandbox.egress import Egress
 from agentops.act.sandbox.level import detect, spawn
 from agentops.act.sandbox.process import Sandboxed
-from agentops.act.sandbox.profile import Profile
+from agentops.act.sandbox.profile import ENGINE, Profile
 from agentops.act.sandbox.secrets import Secrets
 from agentops.act.sandbox.wire import FROM_CHILD, FROM_PARENT, Channel
 from agentops.act.tool import Context
@@ -38,6 +38,15 @@ if TYPE_CHECKING:  # built by the conductors
 START_S = 20.0  # until a new process has imported its pack, also on a busy machine
 MAX_CALLS = 1_000  # of one worker
 _CPU_S = 3_600  # of a worker's life: single calls are bounded by the clock
+# This very engine, by its folder: the one above it, of a checkout, cannot be listed in there.
+_BOOT = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("agentops", sys.argv[2] + "/__init__.py")
+sys.modules["agentops"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["agentops"])
+from agentops.act.sandbox.worker import main
+main()
+"""
 _LOG = logging.getLogger(__name__)
 
 
@@ -216,7 +225,7 @@ class Workers:
         )
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
-        argv = [sys.executable, "-I", "-m", "agentops.act.sandbox.worker", str(theirs.fileno())]
+        argv = [sys.executable, "-I", "-c", _BOOT, str(theirs.fileno()), str(ENGINE)]
         pass_fds = (theirs.fileno(),)
         start = self._submit(
             lambda: spawn(argv, profile, least=limits.least, stdout=write, stderr=write, pass_fds=pass_fds)

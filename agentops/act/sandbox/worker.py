@@ -1,4 +1,4 @@
-"""The process that isolated tools run in: `python -I -m agentops.act.sandbox.worker DESCRIPTOR`.
+"""The process that isolated tools run in; `pool` starts it with `main`, and the channel's descriptor as argument 1.
 
 Invariant: it speaks over the one descriptor it was given, runs one call at a time, and ends when the other side does.
 A tool gets its arguments, names of tenant and (pseudonymous) user, and the broker; no world, no scopes, no words of the
@@ -124,7 +124,3 @@ async def _run(client: Client, message: Mapping[str, Any]) -> Any:
     )
     context = Context(run, None, clock, who["call"], who["key"], broker=client)
     return await tool.function(context, **message["arguments"])
-
-
-if __name__ == "__main__":
-    main()

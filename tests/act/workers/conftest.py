@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import os
 import socket
 import threading
 import time
@@ -172,3 +173,22 @@ def lab(_lab: Lab) -> Lab:
     _lab.records.clear()
     _lab.record = _lab.records.append
     return _lab
+
+
+def children(pid: int | None = None) -> set[int]:
+    """All living descendants."""
+    found: set[int] = set()
+    tasks = Path(f"/proc/{pid or os.getpid()}/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
+        try:
+            for child in (task / "children").read_text().split():
+                found |= {int(child)} | children(int(child))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def living() -> Callable[[], set[int]]:
+    """All living descendants of this process."""
+    return children

@@ -16,7 +16,7 @@ from agentops.act.invoke import invoke
 from agentops.act.sandbox.declarations import declaration_problems
 from agentops.errors import SandboxError
 from agentops.graph import RealClock
-from agentops.policy import Readings
+from agentops.policy import Effects, Readings
 from agentops.types import AgentSpec, Isolation, Principal, Run, Tool, ToolCall
 
 ENGINE = Path(importlib.import_module("agentops").__file__ or "").parent
@@ -131,7 +131,7 @@ def governed(lab: Any, make_desk: Any, tmp_path: Path) -> Any:
     policy = type(desk.policy).load(folder, {name: one.spec for name, one in tools.items()}, {"desk": agent})
     lab.record = desk.audit.post
     gateway = ToolGateway(
-        tools, policy, desk.audit, desk.approvals, desk.budgets, Readings(desk.state, desk.clock), desk.cache,
+        tools, policy, desk.audit, desk.approvals, desk.budgets, Readings(desk.state, desk.clock), Effects(desk.state, desk.clock), desk.cache,
         desk.world, desk.clock, None, lab.redactor, workers=lab.workers,
     )  # fmt: skip
 
