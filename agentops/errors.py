@@ -80,7 +80,12 @@ class PlanError(AgentopsError):
 
 
 class ToolError(AgentopsError):
-    """A tool refuses: wrong state, nothing found, limit reached. The text reaches the model and the customer."""
+    """A tool refuses: wrong state, nothing found, limit reached. The text reaches the model and the customer.
+
+    `clean`: it refused before anything was done. False: what was done nobody knows, and it stays charged.
+    """
+
+    clean = True
 
 
 class SandboxError(AgentopsError):

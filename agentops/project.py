@@ -21,6 +21,7 @@ from agentops.errors import ConfigError, ProjectError
 from agentops.types import AgentSpec, Problem, Tool
 
 MOUNT = "agentops_project"
+_MCP_PACKS = "agentops.act.mcp.pack"  # imported by name, like a pack's own module: it lies above this one
 FOLDERS = ("routers", "tools", "pipelines", "policies")
 DIGEST_LIMIT = 64 * 1024 * 1024  # bytes; more than this is data, which does not belong in the four folders
 
@@ -267,22 +268,28 @@ def _packs(root: Path) -> tuple[tuple[Pack, ...], list[Problem]]:
         table, bad = read_toml(root, file)
         problems += bad
         name = file.parent.name
-        dotted = f"tools.{name}"
-        try:
-            loaded = module(root, dotted)
-        except ProjectError as error:
-            problems += error.problems
-            continue
-        tools = tuple(value for value in vars(loaded).values() if isinstance(value, Tool) and value.spec.pack == name)
-        if not tools:
-            problems.append(Problem(f"tools/{name}/__init__.py", 0, "defines no tool: decorate a function with @tool"))
+        if "mcp" in table:
+            tools, more = importlib.import_module(_MCP_PACKS).tools(root, file.parent, table)
+            problems += more
+        else:
+            try:
+                loaded = module(root, f"tools.{name}")
+            except ProjectError as error:
+                problems += error.problems
+                continue
+            values = vars(loaded).values()
+            tools = tuple(value for value in values if isinstance(value, Tool) and value.spec.pack == name)
+            if not tools:
+                problems.append(
+                    Problem(f"tools/{name}/__init__.py", 0, "defines no tool: decorate a function with @tool")
+                )
         for one in tools:
             if one.spec.name in owner:
-                where = Path(one.function.__code__.co_filename)
+                path, line = _place(root, file, one)
                 problems.append(
                     Problem(
-                        str(where.relative_to(root)) if where.is_relative_to(root) else str(file.relative_to(root)),
-                        one.function.__code__.co_firstlineno,
+                        path,
+                        line,
                         f"tool {one.spec.name!r} is already defined by pack {owner[one.spec.name]!r}: "
                         "tool names are unique in a project",
                     )
@@ -293,6 +300,16 @@ def _packs(root: Path) -> tuple[tuple[Pack, ...], list[Problem]]:
         if not (folder / "pack.toml").is_file():
             problems.append(Problem(f"tools/{folder.name}", 0, "has no pack.toml: every folder under tools/ is a pack"))
     return tuple(packs), problems
+
+
+def _place(root: Path, pack: Path, tool: Tool) -> tuple[str, int]:
+    """Where a tool is defined: its function, or its table in pack.toml."""
+    code = getattr(tool.function, "__code__", None)
+    if code is not None and Path(code.co_filename).is_relative_to(root):
+        return str(Path(code.co_filename).relative_to(root)), code.co_firstlineno
+    own = re.escape(tool.spec.name)
+    line = line_of(pack, rf'^\[mcp\.tools\."?{own}"?\]') or line_of(pack, rf'^rename = "{own}"')
+    return str(pack.relative_to(root)), line
 
 
 def _definitions(root: Path, folder: str, names: tuple[str, ...]) -> tuple[dict[str, Definition], list[Problem]]:

@@ -18,7 +18,7 @@ import orjson
 from agentops.act.deadline import within
 from agentops.act.protocols import Workers
 from agentops.act.sandbox.guard import in_tool
-from agentops.act.tool import Context, Marked
+from agentops.act.tool import Context, Marked, Remote
 from agentops.errors import SandboxError, ToolError
 from agentops.types import CallStatus, Json, Labels, Tool
 
@@ -80,7 +80,7 @@ async def invoke(
             return Outcome("error", error=f"{name}: it cannot be run safely here")
         except ToolError as error:
             text = redactor.text(str(error), context.run.principal.tenant)
-            return Outcome("error", error=text[:MAX_ERROR], refused=True)
+            return Outcome("error", error=text[:MAX_ERROR], refused=error.clean)
         except Exception as error:  # noqa: BLE001 - whatever project code raises must end this call only
             return internal_error(name, error, redactor)
     return outcome
@@ -99,7 +99,7 @@ def internal_error(name: str, error: BaseException, redactor: "Redactor") -> Out
 async def _called(
     tool: Tool, context: Context, arguments: Mapping[str, Json], workers: Workers | None, limit: float
 ) -> Json:
-    if tool.spec.isolation is not None:
+    if tool.spec.isolation is not None and not isinstance(tool.function, Remote):
         if workers is None:
             raise SandboxError(f"{tool.spec.name} runs only in a process of its own, and none can be started here")
         return await workers.call(tool, context, arguments, limit)

@@ -105,6 +105,21 @@ class Marked:
     labels: Labels
 
 
+class Remote:
+    """A tool's function that another program carries out: it has a schema, and a process, of its own."""
+
+    def arguments(self, given: Mapping[str, Json]) -> dict[str, Json]:
+        """The canonical arguments.
+
+        Raises:
+            ToolError: `given` does not fit.
+        """
+        raise NotImplementedError
+
+    async def __call__(self, ctx: Context, **arguments: Any) -> Json:
+        raise NotImplementedError
+
+
 def tool(
     *,
     effect: Effect,
@@ -187,7 +202,7 @@ def tool(
             declassifies=declassifies,
             isolation=isolation,
         )
-        return Tool(_with_digest(spec, function), function)
+        return Tool(digested(spec, _source(function)), function)
 
     return wrap
 
@@ -201,6 +216,8 @@ def arguments(tool: Tool, given: Mapping[str, Json]) -> dict[str, Json]:
     Raises:
         ToolError: unknown, missing or ill-typed arguments; every one is named, values are not repeated.
     """
+    if isinstance(tool.function, Remote):
+        return tool.function.arguments(given)
     try:
         return _model(tool.spec.name, tool.function).model_validate(dict(given)).model_dump(mode="json")
     except ValidationError as error:
@@ -245,11 +262,15 @@ def _pack(function: Callable[..., Any]) -> str:
     return parts[2] if len(parts) > 2 and parts[1] == "tools" else parts[-1]
 
 
-def _with_digest(spec: ToolSpec, function: Callable[..., Any]) -> ToolSpec:
+def _source(function: Callable[..., Any]) -> str:
     try:
-        source = inspect.getsource(function)
+        return inspect.getsource(function)
     except OSError:  # defined in an interactive session: the compiled code stands for the source
-        source = function.__code__.co_code.hex()
+        return function.__code__.co_code.hex()
+
+
+def digested(spec: ToolSpec, source: str) -> ToolSpec:
+    """`spec` with the digest of all its fields and of `source`, what carries it out."""
     content = {
         "name": spec.name,
         "pack": spec.pack,
