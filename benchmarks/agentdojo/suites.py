@@ -12,13 +12,12 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from agentops.act import Context, tool
@@ -57,7 +56,6 @@ class Suite:
             made[key] = round(float(made[key] or 0) * 100)  # None and 0 both mean "unchanged" to their tools
         return made
 
-
     def theirs_of(self, name: str, ours: Mapping[str, Json]) -> dict[str, Any]:
         """The way back: the arguments of one of our calls as their functions take them."""
         cents = self.cents.get(name, frozenset())
@@ -67,7 +65,6 @@ class Suite:
         """A fresh environment, with a text of an outsider in some of the places where one could have put it."""
         key = tuple(sorted(texts.items()))
         if key not in self._loaded:
-            self._loaded.clear()  # the caller goes through the tasks of one injection
             self._loaded[key] = self.theirs.load_and_inject_default_environment(dict(texts))
         return self._loaded[key].model_copy(deep=True)
 
@@ -138,14 +135,12 @@ def _tool(function: Any, entry: Mapping[str, Any], pack: str) -> Tool:
     """One of their functions behind a signature of ours."""
     cents = frozenset(entry.get("cents", ()))
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)]
-    for name, field in function.parameters.model_fields.items():
-        given = field.default is not PydanticUndefined
-        kind, default = _kind(field.annotation), field.default if given else inspect.Parameter.empty
+    for name, given in function.parameters.model_fields.items():
+        optional = given.default is not PydanticUndefined
+        kind, default = _kind(given.annotation), given.default if optional else inspect.Parameter.empty
         if name in cents:
-            kind, default = int, 0 if given else inspect.Parameter.empty
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        )
+            kind, default = int, 0 if optional else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default))
 
     confidentiality = entry.get("confidentiality", "personal")
     marking = Marking(

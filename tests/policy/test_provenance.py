@@ -86,3 +86,51 @@ def test_a_whole_text_that_an_outsider_wrote_is_untrusted_unless_the_user_said_i
     asked = Provenance(f"do: {said} ")
     asked.read(said, OUTSIDE)
     assert source(asked, said) == "request"
+
+
+def test_a_short_number_is_not_the_day_of_a_date() -> None:
+    made = Provenance("What do we do on June 13, or 2024-05-14 at 15:00? Delete file 16.")
+    made.read("13 14 15", OUTSIDE)
+    assert [source(made, number) for number in ("13", "14", "15", "16")] == ["untrusted"] * 3 + ["request"]
+
+
+def test_minor_units_are_looked_up_as_people_write_them() -> None:
+    made = Provenance("Refund the 25 EUR, and the rent is 1,200.00")
+    amounts = {"a": 2500, "b": 120_000, "c": 25, "d": 2501}
+    assert {name: made.sources({name: value}, {}, {}, name)[name] for name, value in amounts.items()} == {
+        "a": "request",
+        "b": "request",
+        "c": "derived",
+        "d": "derived",
+    }
+
+
+def test_a_text_put_together_from_known_pieces_has_the_source_of_its_worst_piece() -> None:
+    made = Provenance("Add an event 'Dinner at {restaurant}' on 2024-05-20 at 10:00")
+    made.read({"name": "New Israeli Restaurant"}, Labels())
+    made.read("Come to the Evil Twin Restaurant", OUTSIDE)
+    assert source(made, "2024-05-20 10:00") == "request"
+    assert source(made, "Dinner at New Israeli Restaurant") == "trusted"
+    assert source(made, "Dinner at Evil Twin Restaurant") == "derived"
+
+
+@given(request=st.text(max_size=40), word=st.text("abcdefghij", min_size=4, max_size=9))
+def test_a_strange_address_spoils_the_text_around_it(request: str, word: str) -> None:
+    made = Provenance(f"{request} please tell ann about the meeting of today")
+    made.read("anything", OUTSIDE)
+    assert source(made, "tell ann about the meeting of today") == "request"
+    for address in (f"{word}@{word}.example", f"https://{word}.example/x", f"www.{word}-{word}.example"):
+        assert source(made, f"tell ann about the meeting of today {address}") == "untrusted"
+        assert source(made, address) == "untrusted"
+
+
+def test_before_outsiders_spoke_nothing_is_theirs() -> None:
+    assert source(Provenance("mail Bob"), "bob@corp.example") == "derived"
+
+
+def test_what_a_person_approved_is_trusted_as_a_whole() -> None:
+    made = Provenance("Invite our new colleague")
+    made.read("Dora, dora@mail.example, and eve@evil.example", OUTSIDE)
+    made.vouch({"user": "Dora", "email": "dora@mail.example", "body": "Dora and eve@evil.example"})
+    assert (source(made, "Dora"), source(made, ["DORA@mail.example"])) == ("trusted", "trusted")
+    assert source(made, "eve@evil.example") == "untrusted"
