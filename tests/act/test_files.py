@@ -67,6 +67,10 @@ def link_to_folder(root: Path) -> None:
     (root / "d").symlink_to(root.parent / "outside")
 
 
+def folder_link_inside(root: Path) -> None:
+    (root / "d").symlink_to("a")
+
+
 def link_inside(root: Path) -> None:
     (root / "x").symlink_to("a/b/file")
 
@@ -86,6 +90,7 @@ def fifo(root: Path) -> None:
         (link_to_folder, "d/file"),
         (link_to_folder, "d"),
         (link_inside, "x"),
+        (folder_link_inside, "d/b/file"),
         (link_through_proc, "x"),
         (fifo, "x"),
     ],
