@@ -17,7 +17,7 @@ _OPENAT2 = 437  # the same number on every architecture
 _BENEATH, _NO_SYMLINKS, _NO_MAGICLINKS = 0x08, 0x04, 0x02
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK  # a FIFO must not hold the caller
 _TRIES = 8  # EAGAIN: something was renamed meanwhile
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYSCALL = ctypes.CDLL(None, use_errno=True).syscall  # found now: the guard lets no tool look up native code
 
 
 class _How(ctypes.Structure):
@@ -62,8 +62,9 @@ def open_beneath(root: Path, path: str, flags: int = os.O_RDONLY, mode: int = 0o
 
 def _opened(folder: int, path: str, flags: int, mode: int) -> int:
     how = _How(flags, mode if flags & os.O_CREAT else 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
+    code = errno.EAGAIN
     for _ in range(_TRIES):
-        file = _LIBC.syscall(_OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+        file = _SYSCALL(_OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
         if file >= 0:
             return file
         code = ctypes.get_errno()

@@ -50,7 +50,7 @@ def gateway_facts(call: ToolCall, given: Mapping[str, Json]) -> dict[str, Json]:
                 f"fact {key!r} is not known: the gateway's facts are "
                 f"{', '.join((*_GIVEN, ADDRESSES, APPROVED, SOURCES))}"
             )
-        if type(value) is not _GIVEN[name] or (_GIVEN[name] is int and not 0 <= value <= LONG):
+        if type(value) is not _GIVEN[name] or (isinstance(value, int) and not 0 <= value <= LONG):
             raise PolicyError(f"fact {key!r} must be of type {_GIVEN[name].__name__} and not negative")
         if name in _CHOICES and value not in _CHOICES[name]:
             raise PolicyError(f"fact {key!r} must be one of {', '.join(_CHOICES[name])}")
