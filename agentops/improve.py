@@ -29,7 +29,7 @@ from agentops.harvest import Exclusion
 from agentops.labelled import ROUTER, find_suite, labelled, labels_of, seed_rows, suite_path, with_seed
 from agentops.models.encoder import load as load_encoder
 from agentops.plan import answer, parse
-from agentops.policy import Approvals, Budgets, Readings, identities, principal
+from agentops.policy import Approvals, Budgets, Effects, Readings, identities, principal
 from agentops.project import Definition, Project
 from agentops.release import OPEN, Controller, Metrics, Replay, ReplayUnit, load_rules, replay
 from agentops.runtime import OWN_LABELS, load_router
@@ -373,6 +373,7 @@ def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
             Approvals(state, clock),
             Budgets(state, clock, limits),
             Readings(state, clock),
+            Effects(state, clock),
             MemoryCache(),
             world,
             clock,

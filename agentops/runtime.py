@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from weakref import WeakValueDictionary
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from agentops import project as projects
 from agentops.act import ToolGateway, execute
-from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError
+from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError, require
 from agentops.plan import ModelPlanner, Playbooks, answer, parse
 from agentops.policy import TokenMeter
 from agentops.release import assign
@@ -47,6 +47,9 @@ from agentops.types import (
     ToolSpec,
 )
 from agentops.workspace import Workspace
+
+if TYPE_CHECKING:  # an extra
+    from agentops.act.mcp.client import Servers
 
 _results = TypeAdapter(dict[str, ToolResult])
 _routes = TypeAdapter(tuple[Route, ...])
@@ -413,13 +416,15 @@ class WithFallback:
 async def open_runtime(workspace: Workspace, router_name: str = "intent") -> AsyncIterator[Runtime]:
     """A runtime on the workspace's real parts. The router in service must be registered (`improve.ensure_router`)."""
     parts = workspace
+    servers = _servers(parts)
     gateway = ToolGateway(
-        parts.project.tools,
+        servers.bound(parts.project.tools) if servers else parts.project.tools,
         parts.policy,
         parts.audit,
         parts.approvals,
         parts.budgets,
         parts.readings,
+        parts.effects,
         parts.cache,
         parts.world,
         parts.clock,

@@ -25,6 +25,7 @@ from agentops.policy import (
     Approvals,
     Budgets,
     DecisionRecords,
+    Effects,
     KillSwitch,
     LivePolicy,
     Readings,
@@ -105,7 +106,8 @@ class Workspace:
 
     @cached_property
     def workers(self) -> Workers:
-        return Workers(self.project.root, self.redactor, Egress(), self.secrets, self.audit.post)
+        egress = Egress(private=self.project.settings.private_networks)
+        return Workers(self.project.root, self.redactor, egress, self.secrets, self.audit.post)
 
     @cached_property
     def decisions(self) -> DecisionRecords:
@@ -127,6 +129,10 @@ class Workspace:
     @cached_property
     def readings(self) -> Readings:
         return Readings(self.state, self.clock)
+
+    @cached_property
+    def effects(self) -> Effects:
+        return Effects(self.state, self.clock)
 
     @cached_property
     def registry(self) -> Registry:

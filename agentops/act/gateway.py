@@ -34,7 +34,7 @@ from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCa
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar, OpenTelemetry and DuckDB
     from agentops.audit import Audit
-    from agentops.policy import Approvals, Budgets, LivePolicy, PolicySet, Readings, Reservation
+    from agentops.policy import Approvals, Budgets, Effects, LivePolicy, PolicySet, Readings, Reservation
     from agentops.redact import Redactor
     from agentops.trace import Tracing
 
@@ -69,6 +69,7 @@ class ToolGateway:
         approvals: what waits for a person.
         budgets: calls and money per run and per user and day.
         readings: what conversations have read: labels, and values that later arguments may come from.
+        effects: which effects were begun and which ended, for tools that would repeat one.
         cache: results of reads that may be reused.
         world: what the tools work on, handed to them as `ctx.world`.
         clock: deadlines are measured on it.
@@ -87,6 +88,7 @@ class ToolGateway:
         approvals: "Approvals",
         budgets: "Budgets",
         readings: "Readings",
+        effects: "Effects",
         cache: Cache,
         world: Any,
         clock: Clock,
@@ -104,6 +106,7 @@ class ToolGateway:
         self._approvals = approvals
         self._budgets = budgets
         self._readings = readings
+        self._effects = effects
         self._cache = cache
         self._world = world
         self._clock = clock
@@ -208,7 +211,15 @@ class ToolGateway:
         tool = self._tools.get(call.tool)
         if tool is None:
             shown = call.tool if _NAME.fullmatch(call.tool) else "?"
-            self._post({"type": "tool.decision", "run": run.id, "tool": shown, "decision": "unknown-tool"})
+            self._post(
+                {
+                    "type": "tool.decision",
+                    "tenant": run.principal.tenant,
+                    "run": run.id,
+                    "tool": shown,
+                    "decision": "unknown-tool",
+                }
+            )
             raise _Refused("denied", f"there is no tool {shown!r}")
         try:
             encoded = _encoded(call.arguments)
@@ -319,7 +330,15 @@ class ToolGateway:
         """Record, run or reuse, record. Returns the outcome and whether it came from the cache."""
         effect = tool.spec.effect != "read"
         record = self._record(run, tool, call, "tool.intent" if effect else "tool.decision", decision, approval_id)
+        stored = tuple(template for template in tool.spec.invalidates if template in self._read)
+        if stored:  # before it is written: no reader may find it without its labels
+            self._readings.store(run.principal.tenant, records.tags(stored, call.arguments), call.labels)
+        once = effect and not tool.spec.idempotent
+        if once:
+            self._begin(run, call, decision)
         if approval_id and not self._approvals.consume(approval_id, call, tool.spec, decision.policy_digest, run):
+            if once:
+                self._end(run, call, happened=False)
             raise _Refused("denied", f"{call.tool}: its approval does not hold any more", decision)
         if approval_id:
             self._readings.vouch(run, call.arguments)
@@ -329,11 +348,10 @@ class ToolGateway:
             else:
                 self._audit.post(record)
         except AuditError:
+            if once:
+                self._effects.end(run.principal.tenant, call.idempotency_key, happened=False)
             raise _Refused("error", f"{call.tool}: it cannot be recorded, so it was not done", decision) from None
         outcome, cached, status = Outcome("error"), False, "cancelled"
-        stored = tuple(template for template in tool.spec.invalidates if template in self._read)
-        if stored:  # before it is written: no reader may find it without its labels
-            self._readings.store(run.principal.tenant, records.tags(stored, call.arguments), call.labels)
         try:
             if tool.spec.cache is not None and not effect and not approval_id:
                 outcome, cached = await self._cached(run, tool, call, decision)
@@ -345,10 +363,26 @@ class ToolGateway:
             raise
         finally:
             self._post(records.ended(self._audit, run, call, status, cached, outcome.encoded))
+            if once and (status == "ok" or outcome.refused):  # else nobody knows
+                self._end(run, call, happened=not outcome.refused)
             if tool.spec.invalidates:  # also when its end is unknown, and when the caller is cancelled
                 stale = records.tags(tool.spec.invalidates, call.arguments)
                 await self._apart(self._cache.invalidate(run.principal.tenant, stale))
         return outcome, cached
+
+    def _begin(self, run: Run, call: ToolCall, decision: Decision) -> None:
+        begun = self._effects.begin(run.principal.tenant, call.idempotency_key)
+        if begun == "done":
+            raise _Refused("denied", f"{call.tool}: this was carried out already, and is not repeated", decision)
+        if begun == "unknown":
+            reason = "this was begun before and nobody knows how it ended: a person must look before it is tried again"
+            raise _Refused("denied", f"{call.tool}: {reason}", decision)
+
+    def _end(self, run: Run, call: ToolCall, happened: bool) -> None:
+        try:
+            self._effects.end(run.principal.tenant, call.idempotency_key, happened)
+        except StoreError as error:
+            _LOG.warning("an effect stays marked as unknown: %s", error)
 
     async def _cached(self, run: Run, tool: Tool, call: ToolCall, decision: Decision) -> tuple[Outcome, bool]:
         rule = tool.spec.cache

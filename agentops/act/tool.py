@@ -252,8 +252,8 @@ def _model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     schema.pop("title", None)
-    for field in schema.get("properties", {}).values():
-        field.pop("title", None)
+    for one in schema.get("properties", {}).values():
+        one.pop("title", None)
     return schema
 
 

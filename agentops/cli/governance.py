@@ -57,12 +57,18 @@ def _decide(id: str, yes: bool, by: str, role: list[str] | None, reason: str, pr
         said = f"{reason} (local user {getpass.getuser()})".strip()
         decided, answer = asyncio.run(_decide_and_resume(workspace, id, yes, who, said))
     what = "approved" if yes else "denied"
+    if answer is None:
+        again = "the agent that asked has to call again"
+        show({"approval": decided, "answer": "", "status": "recalled"}, as_json, [f"{what} {id}: {again}"])
+        return
     show({"approval": decided, "answer": answer.text, "status": answer.status}, as_json, [f"{what} {id}", answer.text])
 
 
 async def _decide_and_resume(
     workspace: Workspace, id: str, yes: bool, who: Principal, said: str
-) -> tuple[Approval, Answer]:
+) -> tuple[Approval, Answer | None]:
+    if workspace.approvals.get(id, who.tenant).recalled:
+        return workspace.approvals.decide(id, yes, who, said), None
     async with open_runtime(workspace) as runtime:
         found = workspace.approvals.get(id, who.tenant)
         if found.status == "pending" and not await runtime.waits(found.run):
@@ -88,6 +94,7 @@ def prune(
             "approvals": workspace.approvals.prune(before),
             "waiting_requests": threads.prune(workspace.home, before),
             "conversations": workspace.readings.prune(before),
+            "effects": workspace.effects.prune(before),
         }
     shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in removed.items())
     show(removed, as_json, [f"removed {shown}, each over for {days} days or more"])

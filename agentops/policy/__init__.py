@@ -8,6 +8,7 @@ from agentops.policy.approvals import Approval, Approvals, approval_record
 from agentops.policy.budgets import Budgets, Reservation, TokenMeter
 from agentops.policy.counters import Refused
 from agentops.policy.decisions import policy_problems, write_schema
+from agentops.policy.effects import Effects
 from agentops.policy.identity import DECIDE, Identities, delegated, identities, narrowed, principal
 from agentops.policy.keys import ApiKeys
 from agentops.policy.killswitch import Kill, KillSwitch
@@ -28,6 +29,7 @@ __all__ = [
     "Budgets",
     "DailyLimits",
     "DecisionRecords",
+    "Effects",
     "Identities",
     "Kill",
     "KillSwitch",

@@ -125,7 +125,7 @@ class Governed:
 
 def needed(suite: Suite, task: Any, environment: Any) -> list[Mapping[str, Any]]:
     """The calls of the task's ground truth, canonical: what the person who approves has in mind."""
-    found = []
+    found: list[Mapping[str, Any]] = []
     for call in task.ground_truth(environment.model_copy(deep=True)):
         given = suite.arguments(call.function, call.args)
         found.append({"tool": call.function, "arguments": canonical_arguments(suite.tools[call.function], given)})

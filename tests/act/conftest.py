@@ -13,7 +13,7 @@ from agentops.audit import MemoryAudit
 from agentops.cache import Cache, MemoryCache
 from agentops.errors import ToolError
 from agentops.graph import Clock, RealClock, VirtualClock
-from agentops.policy import Approvals, Budgets, DailyLimits, KillSwitch, Limits, PolicySet, Readings
+from agentops.policy import Approvals, Budgets, DailyLimits, Effects, KillSwitch, Limits, PolicySet, Readings
 from agentops.redact import Redactor
 from agentops.store import open_state
 from agentops.types import AgentSpec, Json, Principal, Run, Tool, ToolCall, ToolResult
@@ -151,6 +151,7 @@ class Desk:
         tracing: Any = None,
         redis_url: str | None = None,
     ) -> None:
+        self.calls = 0
         self.folder, self.clock, self.world, self._redis_url = folder, clock, World(), redis_url
         policies = folder / "policies"
         policies.mkdir(exist_ok=True)
@@ -171,16 +172,29 @@ class Desk:
         self.approvals = Approvals(self.state, self.clock)
         self.budgets = Budgets(self.state, self.clock, Limits(DailyLimits(calls=100_000, money_cents=1_000_000)))
         self.gateway = ToolGateway(
-            TOOLS, self.policy, self.audit, self.approvals, self.budgets, Readings(self.state, self.clock), self.cache,
-            self.world, self.clock, self._tracing, self.redactor, kill=self.kill,
-        )  # fmt: skip
+            TOOLS,
+            self.policy,
+            self.audit,
+            self.approvals,
+            self.budgets,
+            Readings(self.state, self.clock),
+            Effects(self.state, self.clock),
+            self.cache,
+            self.world,
+            self.clock,
+            self._tracing,
+            self.redactor,
+            kill=self.kill,
+        )
 
     def run(self, principal: Principal = ANN, agent: AgentSpec = AGENT, seconds: float = 10_000.0, **given: str) -> Run:
         ids = {"id": "run-1", "session": "s-1", **given}
         return Run(principal=principal, agent=agent, deadline=self.clock.now() + seconds, **ids)
 
     async def call(self, tool: str, run: Run | None = None, key: str = "", **arguments: Json) -> ToolResult:
-        return await self.gateway.call(run or self.run(), ToolCall("c-1", tool, arguments, idempotency_key=key))
+        self.calls += 1
+        call = ToolCall(f"c-{self.calls}", tool, arguments, idempotency_key=key)
+        return await self.gateway.call(run or self.run(), call)
 
     def go(self, work: Any) -> Any:
         """Run on the desk's clock."""

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentops.audit import AuditLog, MemoryAudit, records, verify
+from agentops.errors import AuditError
 from agentops.graph import RealClock, VirtualClock
 from agentops.store import Lake
 from agentops.trace import Tracing
@@ -348,3 +349,36 @@ def test_each_call_is_a_span_with_its_decision(make_desk: Any, tmp_path: Path) -
     assert "agentops.approval.id" in rows[2]["attributes"]
     assert "gen_ai.tool.call.result" in rows[0]["attributes"]
     assert '\\"order_id\\":7' in rows[1]["attributes"].replace(" ", "")
+
+
+# ------------------------------------------------------------------ effects are done once
+
+
+def test_an_effect_that_timed_out_is_not_tried_again(desk: Any) -> None:
+    first = desk.go(desk.call("cancel", key="k", order_id="A", wait=5.0))
+    assert first.status == "timeout"
+    again = desk.go(desk.call("cancel", key="k", order_id="A"))
+    assert (again.status, desk.world.counts["cancel"]) == ("denied", 1)
+    assert "nobody knows how it ended" in again.error
+    desk.restart()
+    assert desk.go(desk.call("cancel", key="k", order_id="A")).status == "denied"
+
+
+def test_an_effect_is_done_once_and_a_refused_one_may_be_tried_again(desk: Any) -> None:
+    assert desk.go(desk.call("pay", key="k", order_id="A", cents=5)).status == "ok"
+    again = desk.go(desk.call("pay", key="k", order_id="A", cents=5))
+    assert (again.status, len(desk.world.paid)) == ("denied", 1)
+    assert "carried out already" in again.error
+    assert desk.go(desk.call("pay", key="l", order_id="gone", cents=5)).error == "nothing to pay back"
+    assert desk.go(desk.call("pay", key="l", order_id="B", cents=5)).status == "ok"
+
+
+def test_an_effect_that_could_not_be_recorded_may_be_tried_again(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(record: Any) -> int:
+        raise AuditError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.audit, "append", full)
+        assert desk.go(desk.call("pay", key="k", order_id="A", cents=5)).status == "error"
+    assert desk.go(desk.call("pay", key="k", order_id="A", cents=5)).status == "ok"
+    assert len(desk.world.paid) == 1

@@ -13,7 +13,7 @@ from agentops.cache import MemoryCache
 from agentops.errors import StoreError
 from agentops.graph import VirtualClock
 from agentops.plan import parse
-from agentops.policy import Approvals, Budgets, PolicySet, Readings
+from agentops.policy import Approvals, Budgets, Effects, PolicySet, Readings
 from agentops.redact import Redactor
 from agentops.store import MemoryState
 from agentops.types import AgentSpec, Principal, Run, ToolCall, ToolResult
@@ -81,6 +81,7 @@ class Replica:
     """One process: its own gateway and cache on a state that replicas share."""
 
     def __init__(self, folder: Path, state: Any, cache: Any = None) -> None:
+        self.calls = 0
         (folder / "p").mkdir(exist_ok=True)
         (folder / "p" / "desk.cedar").write_text(POLICIES)
         self.clock = VirtualClock(1000.0)
@@ -88,17 +89,27 @@ class Replica:
         policy = PolicySet.load(folder / "p", specs, AGENTS)
         self.audit = MemoryAudit()
         self.gateway = ToolGateway(
-            TOOLS, policy, self.audit, Approvals(state, self.clock), Budgets(state, self.clock),
-            Readings(state, self.clock), cache or MemoryCache(now=self.clock.now), None, self.clock, None,
+            TOOLS,
+            policy,
+            self.audit,
+            Approvals(state, self.clock),
+            Budgets(state, self.clock),
+            Readings(state, self.clock),
+            Effects(state, self.clock),
+            cache or MemoryCache(now=self.clock.now),
+            None,
+            self.clock,
+            None,
             Redactor(b"k" * 32),
-        )  # fmt: skip
+        )
 
     def run(self, session: str = "s", request: str = "", agent: str = "reader", id: str = "r", user: str = "u") -> Run:
         who = Principal("acme", user, frozenset({"r"}))
         return Run(id, session, who, AGENTS[agent], self.clock.now() + 1000, request=request)
 
     def call(self, tool: str, run: Run | None = None, **arguments: Any) -> ToolResult:
-        given = ToolCall("c", tool, arguments)
+        self.calls += 1
+        given = ToolCall(f"c-{self.calls}", tool, arguments)
         return asyncio.run(self.clock.drive(self.gateway.call(run or self.run(), given)))
 
 

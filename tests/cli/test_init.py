@@ -21,7 +21,7 @@ from agentops.evaluate import load_suite
 from agentops.graph import VirtualClock
 from agentops.harvest import Exclusion
 from agentops.plan import Playbooks, answer, parse
-from agentops.policy import Approvals, Budgets, PolicySet, Readings, policy_problems, principal
+from agentops.policy import Approvals, Budgets, Effects, PolicySet, Readings, policy_problems, principal
 from agentops.redact import Redactor
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
@@ -178,6 +178,7 @@ async def test_gold_plans_pass_their_verifier_and_doing_nothing_does_not(
             approvals,
             budgets,
             Readings(state, clock),
+            Effects(state, clock),
             MemoryCache(100),
             world,
             clock,

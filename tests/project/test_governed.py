@@ -7,7 +7,7 @@ import pytest
 from agentops.act import ToolGateway, execute
 from agentops.cache import MemoryCache
 from agentops.plan import answer, parse
-from agentops.policy import Approvals, Budgets, PolicySet, Readings, identities, principal
+from agentops.policy import Approvals, Budgets, Effects, PolicySet, Readings, identities, principal
 from agentops.redact import Redactor
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
@@ -33,6 +33,7 @@ def environment(project, part, world_file) -> ProjectEnvironment:
             approvals,
             budgets,
             Readings(state, clock),
+            Effects(state, clock),
             cache,
             world,
             clock,

@@ -10,7 +10,7 @@ from agentops import project, redact
 from agentops.act import ToolGateway, execute
 from agentops.cache import MemoryCache
 from agentops.plan import answer, parse
-from agentops.policy import Approvals, Budgets, PolicySet, Readings, identities, principal
+from agentops.policy import Approvals, Budgets, Effects, PolicySet, Readings, identities, principal
 from agentops.simulate import ProjectEnvironment
 from agentops.store import MemoryState
 
@@ -41,6 +41,7 @@ def desk(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], P
             approvals,
             budgets,
             Readings(state, clock),
+            Effects(state, clock),
             cache,
             opened,
             clock,

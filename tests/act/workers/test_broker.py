@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import datetime
+import ipaddress
 import socket
 import ssl
 import threading
@@ -305,6 +306,14 @@ def test_a_name_is_resolved_once_and_a_pin_is_stronger() -> None:
     assert addressed(egress, "api.shop.example:443", {"api.shop.example:443": "93.184.216.35"}) == "93.184.216.35"
     with pytest.raises(SandboxError, match="not public"):
         addressed(egress, "api.shop.example:443", {"api.shop.example:443": "10.0.0.1"})
+
+
+def test_a_deployments_own_networks_are_reached_by_name_and_nothing_beside_them() -> None:
+    private = (ipaddress.ip_network("10.20.0.0/16"),)
+    assert addressed(Egress(Answers(["10.20.0.7"]), private), "db.corp.example:5432") == "10.20.0.7"
+    for answer in (["10.21.0.7"], ["10.20.0.7", "169.254.169.254"], ["::ffff:10.21.0.7"]):
+        with pytest.raises(SandboxError, match="private_networks"):
+            addressed(Egress(Answers(answer), private), "db.corp.example:5432")
 
 
 def test_a_resolver_that_hangs_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

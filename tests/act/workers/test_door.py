@@ -131,7 +131,8 @@ def governed(lab: Any, make_desk: Any, tmp_path: Path) -> Any:
     policy = type(desk.policy).load(folder, {name: one.spec for name, one in tools.items()}, {"desk": agent})
     lab.record = desk.audit.post
     gateway = ToolGateway(
-        tools, policy, desk.audit, desk.approvals, desk.budgets, Readings(desk.state, desk.clock), Effects(desk.state, desk.clock), desk.cache,
+        tools, policy, desk.audit, desk.approvals, desk.budgets, Readings(desk.state, desk.clock),
+        Effects(desk.state, desk.clock), desk.cache,
         desk.world, desk.clock, None, lab.redactor, workers=lab.workers,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentops.act.files import open_beneath
 from agentops.act.sandbox.guard import in_tool
 
 
@@ -98,6 +99,7 @@ def test_what_an_honest_tool_needs_works(tmp_path: Path) -> None:
                 db.execute("CREATE TABLE t (a)")
             db.close()
             (tmp_path / "file").write_text("x")
+            os.close(open_beneath(tmp_path, "file"))
             await asyncio.sleep(0)
             return await asyncio.to_thread(lambda: 1) + await asyncio.wait_for(asyncio.sleep(0, 2), 1)
 

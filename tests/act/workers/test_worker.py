@@ -234,3 +234,28 @@ def test_nothing_is_left_after_many_calls_and_kills(lab: Any, living: Any) -> No
     assert not living()
     assert set(Path("/tmp").glob("agentops-sandbox-*")) <= folders
     assert len(os.listdir("/proc/self/fd")) <= fds
+
+
+def test_tenants_take_turns_where_processes_are_few(lab: Any, living: Any) -> None:
+    lab.workers.close()
+    workers = lab.make(max_workers=1)
+
+    async def turns() -> list[int]:
+        given = [("blue", "a"), ("red", "b")] * 3
+        calls = (workers.call(lab.tools.echo, lab.context(tenant), {"text": text}, 20.0) for tenant, text in given)
+        return [answer["calls"] for answer in await asyncio.gather(*calls)]
+
+    async def crowded() -> None:
+        held = asyncio.ensure_future(workers.call(lab.tools.misbehave, lab.context(), {"kind": "wait"}, 1.5))
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await workers.call(lab.tools.echo, lab.context(), {"text": "no process is free"}, 0.5)
+        with pytest.raises(TimeoutError):
+            await held
+
+    try:
+        assert lab.loop.run_until_complete(turns()) == [1] * 6
+        lab.loop.run_until_complete(crowded())
+    finally:
+        workers.close()
+    assert not living()
