@@ -448,8 +448,28 @@ async def open_runtime(workspace: Workspace, router_name: str = "intent") -> Asy
         async with checkpointer(parts.home) as saver:
             yield Runtime(parts, gateway, planned, RouterShelf(parts, router_name), assignment, saver, questions)
     finally:
+        if servers:
+            await servers.close()
         parts.workers.close()
         await parts.cache.close()
+
+
+def _servers(parts: Workspace) -> "Servers | None":
+    """The MCP servers behind the project's packs, none of them started; None when no pack has one.
+
+    Raises:
+        MissingExtra: a pack has one, and the library is not installed.
+        PolicyError: policies/secrets.toml has problems.
+    """
+    if not any("mcp" in pack.settings for pack in parts.project.packs):
+        return None
+    require("mcp", "mcp")
+    from agentops.act.mcp.client import Servers
+    from agentops.act.mcp.states import States
+    from agentops.act.sandbox.egress import Egress
+
+    egress = Egress(private=parts.project.settings.private_networks)
+    return Servers(parts.project.root, parts.secrets, egress, States(parts.state, parts.audit).changed)
 
 
 def new_request(

@@ -23,6 +23,7 @@ MAX_REASON = 2_000  # characters
 MAX_ARGUMENTS = 256 * 1024  # bytes, canonical
 ATTEMPTS = 20
 Status = Literal["pending", "approved", "denied", "expired", "consumed"]
+RECALLED = "mcp-"  # begins the runs of other agents' calls
 _ITEM = "approvals/item/"
 _CALL = "approvals/call/"
 
@@ -55,6 +56,11 @@ class Approval:
     decided_at: float = 0.0
     decision_reason: str = ""
     consumed_at: float = 0.0
+
+    @property
+    def recalled(self) -> bool:
+        """Whether who asked has to call again: no request waits for the decision."""
+        return self.run.startswith(RECALLED)
 
     def age(self, now: float) -> float:
         """Seconds since the request."""

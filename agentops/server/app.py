@@ -10,14 +10,15 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentops.errors import PolicyError
+from agentops.errors import PolicyError, available, require
+from agentops.parsers import json_value
 from agentops.policy import DECIDE, ApiKeys, Approval
 from agentops.runtime import Answer, Runtime, new_request
 from agentops.server.auth import Callers, Refusals
@@ -95,8 +96,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_runtime(workspace) as runtime:
+        async with open_runtime(workspace) as runtime, AsyncExitStack() as others:
             app.state.runtime = runtime
+            if available("mcp"):
+                from agentops.server.mcp import serve_http
+
+                app.state.mcp = serve_http(workspace, runtime.gateway)
+                await others.enter_async_context(app.state.mcp.run())
             reporting = asyncio.create_task(refusals.keep())
             yield
             reporting.cancel()
@@ -196,6 +202,8 @@ def create_app(
             raise HTTPException(404, str(missing)) from None
         if not may_decide(found, who):
             raise HTTPException(403, f"approval {approval_id!r} is for {found.approver}, and not for who asked for it")
+        if found.recalled:  # another agent's: nothing of it waits here
+            return {"approval": waiting(workspace.approvals.decide(approval_id, body.approve, who, body.reason))}
         if found.status == "pending" and not await app.state.runtime.waits(found.run):
             raise HTTPException(
                 409, "the request waits on another machine, or its conversation is gone: decide it there"
@@ -204,6 +212,27 @@ def create_app(
         answer = await app.state.runtime.resume(decided.run)
         remember(answer, decided.tenant, decided.user)
         return {"approval": waiting(decided), "request": extension(answer)}
+
+    @app.post("/mcp")
+    async def mcp(
+        request: Request,
+        who: Caller,
+        agent: Annotated[str, Query(max_length=64)] = "",
+        x_agentops_agent: Annotated[str, Header(max_length=64)] = "",
+        x_agentops_session: Annotated[Identifier | None, Header()] = None,
+    ) -> Response:
+        require("mcp", "mcp")
+        from agentops.server import mcp as governed
+
+        if governed.rebound(workspace.project.settings, request):
+            raise HTTPException(421, "this server is not known by that name, and not for web pages")
+        body = await request.body()
+        try:
+            json_value(body, MAX_BODY)
+            by = governed.caller(workspace, who, x_agentops_agent or agent, x_agentops_session or "")
+        except PolicyError as wrong:
+            raise HTTPException(400, str(wrong)) from None
+        return governed.Endpoint(app.state.mcp, by, body)
 
     return app
 
