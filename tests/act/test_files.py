@@ -21,12 +21,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """A root with a file, beside a secret; once through the kernel, once as on a kernel without openat2."""
     if request.param == "walk":
 
-        class Old:
-            def syscall(self, *_: object) -> int:
-                ctypes.set_errno(errno.ENOSYS)
-                return -1
+        def missing(*_: object) -> int:
+            ctypes.set_errno(errno.ENOSYS)
+            return -1
 
-        monkeypatch.setattr(files, "_LIBC", Old())
+        monkeypatch.setattr(files, "_SYSCALL", missing)
     root = tmp_path / "root"
     (root / "a" / "b").mkdir(parents=True)
     (root / "a" / "b" / "file").write_text("inside")
