@@ -8,6 +8,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,12 @@ class Settings(BaseModel):
     decision_days: int = Field(
         7, ge=1, le=365, description="days that encrypted decision records are kept for `agentops policy diff`"
     )
+    private_networks: tuple[IPv4Network | IPv6Network, ...] = Field(
+        (), max_length=16, description="where names of tools' hosts may lead beside the public internet: 10.20.0.0/16"
+    )
     request_timeout_s: float = Field(30.0, gt=0, le=3600, description="deadline of one request, in seconds")
 
-    @field_validator("audit_anchors", mode="before")
+    @field_validator("audit_anchors", "private_networks", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """The environment has them in one string, separated by commas."""

@@ -8,10 +8,11 @@ bounded in bytes and seconds. Which destinations a tool may ask for is the broke
 
 import asyncio
 import functools
+import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from agentops.parsers import Url
 if TYPE_CHECKING:  # loaded with the first request: a tool's process has no use for it
     import httpx
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 MAX_BODY = 512 * 1024  # bytes of a request's body
 MAX_RESPONSE = 1024 * 1024  # bytes of a response's body
@@ -72,10 +74,11 @@ class Egress:
 
     Args:
         resolver: finds a host's addresses.
+        private: networks where names may lead beside the public internet: the deployment's own services.
     """
 
-    def __init__(self, resolver: Resolver = system_resolver) -> None:
-        self._resolver = resolver
+    def __init__(self, resolver: Resolver = system_resolver, private: Sequence[Network] = ()) -> None:
+        self._resolver, self._private = resolver, tuple(private)
 
     async def address(self, place: Url, pins: Mapping[str, str]) -> str:
         """The address to connect to.
@@ -99,11 +102,19 @@ class Egress:
                 found = []
         if not found:
             raise SandboxError(f"{place.endpoint} has no address")
-        if not all(map(parsers.public, found)):
+        if not all(parsers.public(one) or self._own(one) for one in found):
             raise SandboxError(
-                f"{place.endpoint} has an address that is not public: declare the address itself if this is meant"
+                f"{place.endpoint} has an address that is not public: if this is meant, add its network to "
+                "private_networks in [tool.agentops], or declare the address itself"
             )
         return found[0]
+
+    def _own(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(found.version == network.version and found in network for network in self._private)
 
     async def connect(self, address: str, port: int) -> socket.socket:
         """A connected, non-blocking TCP socket.
