@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
+from pydantic import Field
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from agentops.act import Context, tool
@@ -105,7 +106,8 @@ def load(name: str, policies: Path = _HERE / "policies") -> Suite:
         raise ValueError(f"manifest {name}.toml differs from the suite in {sorted(set(functions) ^ set(manifest))}")
     tools = {key: _tool(function, manifest[key], name) for key, function in functions.items()}
     scopes = frozenset(scope for one in tools.values() for scope in one.spec.scopes)
-    agent = AgentSpec(AGENT, frozenset(tools), scopes, max_calls=200, max_money_cents=100_000_000, max_seconds=600.0)
+    # No ceilings: what stops an attack here is a policy, and never an amount.
+    agent = AgentSpec(AGENT, frozenset(tools), scopes, max_calls=1000, max_money_cents=2**52, max_seconds=600.0)
     policy = PolicySet.load(policies / name, {key: one.spec for key, one in tools.items()}, {AGENT: agent})
     cents = {key: frozenset(entry.get("cents", ())) for key, entry in manifest.items()}
     return Suite(name, theirs, tools, cents, agent, policy)
@@ -179,5 +181,5 @@ def _called(function: Any, environment: Any, arguments: Mapping[str, Any], cents
 def _kind(annotation: Any) -> Any:
     """An enumeration becomes its values: ours are checked strictly, and JSON has only texts."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return Literal[tuple(one.value for one in annotation)]
+        return Annotated[str, Field(pattern=f"^({'|'.join(one.value for one in annotation)})$")]
     return annotation
