@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from agentops import project as projects
 from agentops.act.sandbox import detect, missing
 from agentops.audit import publishing
-from agentops.errors import AgentopsError, ModelError, available
+from agentops.errors import AgentopsError, ModelError, StoreError, available
 from agentops.models import weights
 
 
@@ -55,6 +55,7 @@ def examine(root: Path | None) -> list[Finding]:
         Finding("project", "ok", f"{project.root.name}, {len(project.tools)} tools"),
         *_places(project),
         *_anchors(project),
+        *_mcp(project),
     ]
 
 
@@ -141,6 +142,28 @@ def _anchors(project: projects.Project) -> list[Finding]:
         else:
             found.append(Finding("audit anchor", "info", f"{spec}: nothing published yet"))
     return found
+
+
+def _mcp(project: projects.Project) -> list[Finding]:
+    """Tools of MCP servers whose definition is not the pinned one any more: they are not called."""
+    if not any("mcp" in pack.settings for pack in project.packs):
+        return []
+    from agentops.act.mcp.states import states
+    from agentops.store import open_state
+
+    secret = project.settings.redis_url
+    try:
+        state = open_state(project.home, secret.get_secret_value() if secret else None)
+        try:
+            known = states(state, project.tools)
+        finally:
+            state.close()
+    except StoreError as error:
+        return [Finding("mcp tools", "fail", str(error))]
+    blocked = [f"{name} is {found}" for name, found in known.items() if found != "ok"]
+    if not blocked:
+        return [Finding("mcp tools", "ok", f"{len(known)} tools are as they were pinned, as far as was seen")]
+    return [Finding("mcp tools", "fail", f"{', '.join(blocked)}: look at it with `agentops tools pin PACK`")]
 
 
 def _places(project: projects.Project) -> list[Finding]:

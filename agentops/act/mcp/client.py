@@ -352,7 +352,7 @@ def _definition(tool: Offered) -> Definition:
     try:
         return lock.definition(shown)
     except MCPError:
-        return Definition({"name": tool.name[:128]}, "unusable")
+        return Definition({"name": tool.name[:128]}, lock.UNUSABLE)
 
 
 def _environment(server: Server, secrets: Secrets) -> dict[str, str]:

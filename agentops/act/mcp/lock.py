@@ -21,6 +21,7 @@ from agentops.parsers import json_value
 FILE = "mcp.lock"
 MAX_LOCK = 4 * 1024 * 1024  # bytes
 MAX_DESCRIPTION = 8_000  # characters
+UNUSABLE = "unusable"  # digest of a definition that nobody can be held to: it equals no pinned one
 FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 State = Literal["ok", "changed", "missing", "duplicate", "unpinned"]
 

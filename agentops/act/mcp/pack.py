@@ -25,6 +25,7 @@ from typing import Any, get_args
 from agentops.act.mcp import lock, schema
 from agentops.act.mcp.remote import Declared, Server
 from agentops.act.sandbox.egress import destination
+from agentops.act.sandbox.secrets import declared_secrets
 from agentops.act.tool import digested
 from agentops.errors import AgentopsError, MCPError, PolicyError
 from agentops.parsers import url as web_address
@@ -45,6 +46,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "timeout_s": (int, float),
     "memory_mb": int,
 }
+SECRETS = "policies/secrets.toml"
 DEFAULT_S = 10.0  # deadline of one call
 MEMORY_MB = 1024  # of a server's process: an interpreter with an MCP library takes 100 to 300
 
@@ -61,6 +63,7 @@ def tools(root: Path, folder: Path, table: Mapping[str, Any]) -> tuple[tuple[Too
     shown = str(file.relative_to(root))
     try:
         declared = server(folder, table)
+        _check_secrets(declared, root / "policies")
     except AgentopsError as error:
         return (), [Problem(shown, line_of(file, r"^\[mcp\]"), str(error))]
     try:
@@ -79,6 +82,12 @@ def tools(root: Path, folder: Path, table: Mapping[str, Any]) -> tuple[tuple[Too
             line = line_of(file, rf'^\[mcp\.tools\."?{re.escape(name)}"?\]')
             problems.append(Problem(shown, line, f"tool {name[:128]!r}: {error}"))
     return tuple(found), problems
+
+
+def admitted(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The `[mcp.tools.NAME]` tables of a pack.toml, by the server's names."""
+    found = table["mcp"].get("tools", {}) if isinstance(table.get("mcp"), dict) else {}
+    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
 
 
 def server(folder: Path, table: Mapping[str, Any]) -> Server:
@@ -158,6 +167,22 @@ def _tool(declared: Server, pinned: lock.Definition | None, name: str, given: An
                 raise MCPError(f"tag {template!r} names {hole!r}, which is not an argument")
     spec = digested(spec, f"mcp {declared.origin} {declared.token} {pinned.digest}")
     return Tool(spec, Declared(declared, pinned, spec))
+
+
+def _check_secrets(server: Server, policies: Path) -> None:
+    """Raises:
+    MCPError: a secret is not declared for this use.
+    """
+    known = {secret.name: secret for secret in declared_secrets(policies)}
+    for name in (*server.isolation.secrets, *filter(None, [server.token])):
+        if name not in known:
+            raise MCPError(f"[mcp] secret {name[:64]!r} is not declared: add [secrets.{name[:64]}] to {SECRETS}")
+        if server.command and not known[name].readable:
+            raise MCPError(
+                f"[mcp] secret {name!r} is not readable: {SECRETS} lets a command have it with readable = true"
+            )
+        if server.url and web_address(server.url).endpoint not in known[name].hosts:
+            raise MCPError(f"[mcp] secret {name!r} does not go to {server.url!r}: add its host in {SECRETS}")
 
 
 def _settings(given: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:

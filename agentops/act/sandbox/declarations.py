@@ -11,6 +11,7 @@ from pathlib import Path
 from agentops.act.sandbox.egress import destination
 from agentops.act.sandbox.pool import readable
 from agentops.act.sandbox.secrets import FILE, declared_secrets, secret_problems
+from agentops.act.tool import Remote
 from agentops.errors import SandboxError
 from agentops.types import Isolation, Problem, Tool
 
@@ -35,6 +36,8 @@ def declaration_problems(root: Path, policies: Path, tools: Mapping[str, Tool]) 
     yield from secret_problems(policies)
     declared = {secret.name: secret.hosts for secret in declared_secrets(policies)}
     for name, tool in tools.items():
+        if isinstance(tool.function, Remote):
+            continue  # what `[mcp]` declares is checked where it is read
         file = Path(tool.function.__code__.co_filename)
         shown = str(file.relative_to(root)) if file.is_relative_to(root) else str(file)
         line = tool.function.__code__.co_firstlineno
