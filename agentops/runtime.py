@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 
 from agentops import project as projects
 from agentops.act import ToolGateway, execute
+from agentops.act.sandbox.level import detect
 from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError, require
 from agentops.plan import ModelPlanner, Playbooks, answer, parse
 from agentops.policy import TokenMeter
@@ -416,6 +417,8 @@ class WithFallback:
 async def open_runtime(workspace: Workspace, router_name: str = "intent") -> AsyncIterator[Runtime]:
     """A runtime on the workspace's real parts. The router in service must be registered (`improve.ensure_router`)."""
     parts = workspace
+    if any(tool.spec.isolation for tool in parts.project.tools.values()):
+        await asyncio.to_thread(detect)  # it is tried out with processes, once: not while the first call waits
     servers = _servers(parts)
     gateway = ToolGateway(
         servers.bound(parts.project.tools) if servers else parts.project.tools,

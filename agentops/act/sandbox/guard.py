@@ -5,8 +5,8 @@ events for these raise an error that is both SandboxError and PermissionError. O
 is not listed costs one set look-up.
 
 It stops honest mistakes and most injected code. It does not stop native code, code that tampers with the interpreter,
-or work in a thread that does not carry the context along (`threading.Thread`, an executor): code that may be hostile
-belongs in a process of its own, with `isolation=Isolation(…)`.
+or work that does not carry the context along (a `threading.Thread`, an executor, a task with a context of its own):
+code that may be hostile belongs in a process of its own, with `isolation=Isolation(…)`.
 """
 
 import errno
