@@ -54,10 +54,16 @@ class Broker:
     def __init__(self, channel: Channel, asked: Asked, egress: Egress, secrets: Secrets, record: Record) -> None:
         self._channel, self._asked, self._egress, self._secrets, self._record = channel, asked, egress, secrets, record
         self._allowed = {destination(host).endpoint for host in asked.isolation.hosts}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._relaying: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._count = 0
-        self.told = False  # the process knows a secret now
+        self._told = False
+
+    @property
+    def spotless(self) -> bool:
+        """Whether the process may serve another call: it was told no secret, and no answer to it is under way."""
+        return not self._told and all(task.done() for task in self._serving)
 
     def ask(self, message: Mapping[str, Any]) -> None:
         """Begin to serve one request of the process.
@@ -73,14 +79,15 @@ class Broker:
         if any(type(message[name]) is not kind for name, kind in fields.items()) or self._count > 2 * MAX_ASKS:
             raise SandboxError("the tool's process asked in a wrong form, or far too often")
         task = asyncio.ensure_future(self._serve(id, str(kind), message, self._count > MAX_ASKS))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def close(self) -> None:
         """End requests and connections that are open. Raises nothing."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for tasks in (self._serving, self._relaying):  # one that is being served may still begin to relay
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, id: int, kind: str, message: Mapping[str, Any], over: bool) -> None:
         reply: dict[str, Any]
@@ -125,27 +132,31 @@ class Broker:
             with theirs:
                 ours.setblocking(False)
                 relayed = asyncio.ensure_future(self._relay(ours, remote, dict(seen)))
-                self._tasks.add(relayed)
-                relayed.add_done_callback(self._tasks.discard)
+                self._relaying.add(relayed)
+                relayed.add_done_callback(lambda task: self._hung_up(task, ours, remote))
                 await self._channel.send({"reply": id, "connected": True}, theirs.fileno())
         except BaseException:
             remote.close()
             raise
 
+    def _hung_up(self, relayed: "asyncio.Task[None]", *ends: socket.socket) -> None:
+        self._relaying.discard(relayed)
+        for end in ends:
+            end.close()
+
     async def _relay(self, ours: socket.socket, remote: socket.socket, seen: dict[str, Json]) -> None:
         counts = {"sent": 0, "received": 0}
         try:
-            with ours, remote:
-                both = [
-                    asyncio.ensure_future(_pump(ours, remote, counts, "sent")),
-                    asyncio.ensure_future(_pump(remote, ours, counts, "received")),
-                ]
-                try:
-                    await asyncio.gather(*both)
-                finally:
-                    for one in both:
-                        one.cancel()
-                    await asyncio.gather(*both, return_exceptions=True)
+            both = [
+                asyncio.ensure_future(_pump(ours, remote, counts, "sent")),
+                asyncio.ensure_future(_pump(remote, ours, counts, "received")),
+            ]
+            try:
+                await asyncio.gather(*both)
+            finally:
+                for one in both:
+                    one.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
         except (OSError, SandboxError):
             pass  # one side hung up or sent too much: both are closed
         finally:
@@ -209,7 +220,7 @@ class Broker:
             self._note(seen, error)
             raise
         self._note(seen)
-        self.told = True
+        self._told = True
         return {"value": secret.value}
 
     def _permitted(self, place: Url) -> Url:

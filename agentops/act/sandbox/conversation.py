@@ -144,7 +144,7 @@ async def converse(worker: Worker, call: Call, services: Services) -> tuple[Json
         await asyncio.wait((answer, flood), return_when=asyncio.FIRST_COMPLETED)
         if flood.done():
             raise SandboxError(f"{tool.spec.name} printed more than {MAX_FLOOD} bytes")
-        return _outcome(answer.result(), services), not broker.told
+        return _outcome(answer.result(), services), broker.spotless
     finally:
         flood.cancel()
         answer.cancel()

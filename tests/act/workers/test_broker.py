@@ -4,6 +4,7 @@ import asyncio
 import base64
 import datetime
 import ipaddress
+import os
 import socket
 import ssl
 import threading
@@ -213,6 +214,25 @@ def test_a_connection_ends_with_its_call_whoever_kept_it(lab: Any, server: Any) 
     assert lab.go("connect", host="127.0.0.1", port=server.port, keep=True, context=context) == "kept"
     assert lab.records[-1]["action"] == "disconnect"
     assert lab.go("kept", context=context) in ("", "BrokenPipeError", "ConnectionResetError")
+
+
+def test_a_process_that_still_waits_for_answers_serves_no_other_call(lab: Any) -> None:
+    context = lab.context("hurried")
+    process = lab.go("hurried", context=context)
+    assert [record["outcome"] for record in lab.records] == ["cancelled"] * 3
+    assert lab.go("echo", text="x", context=context)["process"] != process
+
+
+def test_connections_are_closed_here_too_when_a_call_is_cut_off(lab: Any, server: Any) -> None:
+    lab.go("echo", text="warm")
+    before = len(os.listdir("/proc/self/fd"))
+    for wait in (0.0, 0.001, 0.003, 0.01, 0.03):
+        with pytest.raises(TimeoutError):
+            lab.go("many", timeout_s=wait, count=64)
+        lab.loop.run_until_complete(asyncio.sleep(0.1))
+    lab.workers.close()
+    lab.loop.run_until_complete(asyncio.sleep(0.2))
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_connection_cannot_be_pointed_elsewhere(lab: Any) -> None:
@@ -427,6 +447,29 @@ def test_tls_is_verified_for_the_name_at_the_pinned_address(tls: Any, monkeypatc
             fetched(port, "other.example")
     finally:
         egress_module._tls.cache_clear()
+
+
+def test_an_ipv6_address_is_reached_and_named_in_brackets() -> None:
+    from agentops.parsers import url as parsed
+
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    heads: list[str] = []
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as end:
+            heads.append(end.recv(65536).decode())
+            end.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    port = listener.getsockname()[1]
+    asked = parsed(f"http://[::1]:{port}/x")
+    assert asyncio.run(Egress().fetch("GET", asked, "::1", {}, b"")).status == 204
+    thread.join()
+    assert f"host: [::1]:{port}" in heads[0].lower()
 
 
 def test_an_unknown_authority_is_refused(tls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
