@@ -45,7 +45,8 @@ def in_tool() -> Generator[None]:
     Raises:
         SandboxError: from within, when the tool reaches outside its process.
     """
-    _install()
+    if not _installed:
+        _install()
     token = _inside.set(True)
     try:
         yield
