@@ -19,6 +19,7 @@ import orjson
 from agentops import harvest as harvesting
 from agentops import project as projects
 from agentops.act import ToolGateway, execute
+from agentops.act.lookup import simulated_resolver
 from agentops.audit import MemoryAudit
 from agentops.cache import MemoryCache
 from agentops.errors import HarvestError, ReleaseError, TrainError
@@ -379,6 +380,7 @@ def environment(workspace: Workspace, pipeline: str = "") -> ProjectEnvironment:
             clock,
             None,
             workspace.redactor,
+            resolver=simulated_resolver,
         )
 
     async def run(plan: Any, door: Gateway, as_run: Any, clock: Clock) -> Mapping[str, Any]:

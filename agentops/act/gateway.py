@@ -1,7 +1,7 @@
 """The only door to a tool. Every call takes the same path:
 
-    canonicalise -> stopped? -> label arguments -> reserve budget -> decide -> approval -> [cache] -> record -> run
-        -> label -> record -> settle
+    canonicalise -> stopped? -> label arguments -> reserve budget -> [look up hosts] -> decide -> approval -> [cache]
+        -> record -> run -> label -> record -> settle
 
 Invariant: the tool receives exactly the arguments the decision was made on, after a durable record of the intent when
 it changes anything (a read's record is handed in first and durable with the log's next flush). Whatever fails on the
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentops.act import records
+from agentops.act import bounds, records
 from agentops.act.invoke import Outcome, internal_error, invoke
+from agentops.act.lookup import Resolver, look_up, pins, system_resolver
 from agentops.act.protocols import DecisionRecords, KillSwitch, Workers
 from agentops.act.tool import Context
 from agentops.act.tool import arguments as canonical_arguments
@@ -38,7 +39,6 @@ if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Ceda
     from agentops.redact import Redactor
     from agentops.trace import Tracing
 
-MAX_ARGUMENTS = 64 * 1024  # bytes of JSON
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class ToolGateway:
         kill: stops tools, agents or users at once; None: nothing can be stopped (simulation).
         decisions: keeps what was decided on, encrypted, so that another policy can be tried on it; None: nothing.
         workers: runs isolated tools in processes of their own; None: such a tool is refused.
+        resolver: finds the addresses of hosts in arguments.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class ToolGateway:
         kill: KillSwitch | None = None,
         decisions: DecisionRecords | None = None,
         workers: Workers | None = None,
+        resolver: Resolver = system_resolver,
     ) -> None:
         self._tools = dict(tools)
+        self._resolver = resolver
         self._kill, self._decisions, self._workers = kill, decisions, workers
         self._policy = policy
         self._audit = audit
@@ -159,16 +162,18 @@ class ToolGateway:
         decision: Decision | None = None
         approval_id, cached = "", False
         try:
+            given = call.arguments
             tool, call = self._canonical(run, call, tell)
+            said = {name: value for name, value in given.items() if isinstance(value, str)}
             await self._stopped(run, tool, call)
-            call, facts = self._labelled(run, tool, call)
+            call, facts = self._labelled(run, tool, call, said)
             labels = tool.spec.labels if tool.spec.declassifies else tool.spec.labels.join(call.labels)
             reservation = self._reserve(run, tool, call)
             spent = False
             try:
-                decision, approval_id = self._decide(run, tool, call, facts)
+                decision, approval_id, pinned = await self._decide(run, tool, call, facts)
                 spent = True  # from here on its end may be unknown
-                outcome, cached = await self._allowed(run, tool, call, decision, approval_id)
+                outcome, cached = await self._allowed(run, tool, call, decision, approval_id, pinned)
                 spent = not (outcome.refused and tool.spec.effect == "money")
                 labels = self._remember(run, tool, call, outcome, labels)
             except _Refused:
@@ -221,12 +226,15 @@ class ToolGateway:
                 }
             )
             raise _Refused("denied", f"there is no tool {shown!r}")
+        excess = bounds.excess(call.arguments)
+        if excess:
+            raise _Refused("error", f"{call.tool}: the arguments are {excess}")
         try:
             encoded = _encoded(call.arguments)
         except (TypeError, ValueError, RecursionError):
-            raise _Refused("error", f"{call.tool}: the arguments are not JSON, or nested too deep") from None
-        if len(encoded) > MAX_ARGUMENTS:
-            raise _Refused("error", f"{call.tool}: the arguments have {len(encoded)} bytes, at most {MAX_ARGUMENTS}")
+            raise _Refused("error", f"{call.tool}: the arguments are not JSON") from None
+        if len(encoded) > bounds.MAX_ARGUMENTS:
+            raise _Refused("error", f"{call.tool}: the arguments are more than {bounds.MAX_ARGUMENTS} bytes")
         if tell is not None:
             tell(encoded.decode())
         try:
@@ -246,12 +254,20 @@ class ToolGateway:
             self._post(self._record(run, tool, call, "tool.decision", stopped))
             raise _Refused("denied", stopped.reason, stopped)
 
-    def _labelled(self, run: Run, tool: Tool, call: ToolCall) -> tuple[ToolCall, dict[str, Json]]:
-        """The call with the labels of its arguments, and what the policies may know of where they come from."""
+    def _labelled(
+        self, run: Run, tool: Tool, call: ToolCall, said: Mapping[str, Json]
+    ) -> tuple[ToolCall, dict[str, Json]]:
+        """The call with the labels of its arguments, and what the policies may know of where they come from.
+
+        `said`: texts among the arguments as they were given: `https://shop.example` stands in the request, its
+        canonical spelling may not.
+        """
         seen = self._readings.seen(run, effect=tool.spec.effect != "read")
         sources = dict(call.sources)
         if seen.integrity == "untrusted" or self._policy.mentions("source"):
-            sources = self._readings.sources(run, call.arguments, tool.defaults, call.sources, tool.spec.amount_arg)
+            sources = self._readings.sources(
+                run, {**call.arguments, **said}, tool.defaults, call.sources, tool.spec.amount_arg
+            )
         labels = call.labels
         composed = seen.integrity == "untrusted" and "derived" in sources.values()
         if composed or "untrusted" in sources.values():  # what a model composes after outsiders spoke may be theirs
@@ -284,35 +300,48 @@ class ToolGateway:
 
     # ---------------------------------------------------------------- the decision
 
-    def _decide(self, run: Run, tool: Tool, call: ToolCall, known: Mapping[str, Json]) -> tuple[Decision, str]:
-        """An allowing decision and the approval it rests on ("" = none)."""
+    async def _decide(
+        self, run: Run, tool: Tool, call: ToolCall, known: Mapping[str, Json]
+    ) -> tuple[Decision, str, dict[str, str]]:
+        """An allowing decision, the approval it rests on ("" = none), and the addresses it was made on."""
         calls, money = self._budgets.used(run)
         facts = {**known, "calls_used": calls, "money_used_cents": money}
+        pinned = await self._look_up(run, tool, call, facts)
         decision = self._policy.decide(run, call, tool.spec, facts)
         approval_id = ""
         if decision.effect == "approve":
-            decision, approval_id = self._approved(run, tool, call, decision, facts)
+            decision, approval_id, pinned = await self._approved(run, tool, call, decision, facts)
         elif self._decisions is not None:
             self._decisions.post(run, call, tool.spec, facts, decision)
         if decision.effect != "allow":
             self._post(self._record(run, tool, call, "tool.decision", decision))
             raise _Refused("denied", decision.reason, decision)
-        return decision, approval_id
+        return decision, approval_id, pinned
 
-    def _approved(
+    async def _look_up(self, run: Run, tool: Tool, call: ToolCall, facts: dict[str, Json]) -> dict[str, str]:
+        """Add the addresses of hosts that the decision depends on to `facts`; returns what the call may connect to."""
+        hosts = self._policy.hosts(run, call, tool.spec, facts)
+        if not hosts:
+            return {}
+        facts["addresses"] = addresses = await look_up(hosts, self._resolver)
+        return pins(hosts, addresses)
+
+    async def _approved(
         self, run: Run, tool: Tool, call: ToolCall, asked: Decision, facts: dict[str, Json]
-    ) -> tuple[Decision, str]:
+    ) -> tuple[Decision, str, dict[str, str]]:
         """The decision under the approval of this very call; asks for one when there is none."""
         approval = self._approvals.request(run, call, tool.spec, asked)
+        pinned: dict[str, str] = {}
         if approval.status == "approved":
             facts = {**facts, "approved": approval.approver}
+            pinned = await self._look_up(run, tool, call, facts)
         decision = self._policy.decide(run, call, tool.spec, facts) if approval.status == "approved" else asked
         if self._decisions is not None:
             self._decisions.post(run, call, tool.spec, facts, decision)
         if approval.status == "approved":
             if decision.effect == "allow":
-                return decision, approval.id
-            return replace(decision, effect="deny"), ""
+                return decision, approval.id, pinned
+            return replace(decision, effect="deny"), "", {}
         self._post(self._record(run, tool, call, "tool.decision", asked, approval.id))
         if approval.status == "denied":
             raise _Refused("denied", f"{call.tool}: a colleague declined this", asked)
@@ -325,7 +354,7 @@ class ToolGateway:
     # ---------------------------------------------------------------- the call
 
     async def _allowed(
-        self, run: Run, tool: Tool, call: ToolCall, decision: Decision, approval_id: str
+        self, run: Run, tool: Tool, call: ToolCall, decision: Decision, approval_id: str, pinned: Mapping[str, str]
     ) -> tuple[Outcome, bool]:
         """Record, run or reuse, record. Returns the outcome and whether it came from the cache."""
         effect = tool.spec.effect != "read"
@@ -354,9 +383,9 @@ class ToolGateway:
         outcome, cached, status = Outcome("error"), False, "cancelled"
         try:
             if tool.spec.cache is not None and not effect and not approval_id:
-                outcome, cached = await self._cached(run, tool, call, decision)
+                outcome, cached = await self._cached(run, tool, call, decision, pinned)
             else:
-                outcome = await self._invoke(run, tool, call)
+                outcome = await self._invoke(run, tool, call, pinned)
             status = outcome.status
         except Exception:
             status = "error"
@@ -384,7 +413,9 @@ class ToolGateway:
         except StoreError as error:
             _LOG.warning("an effect stays marked as unknown: %s", error)
 
-    async def _cached(self, run: Run, tool: Tool, call: ToolCall, decision: Decision) -> tuple[Outcome, bool]:
+    async def _cached(
+        self, run: Run, tool: Tool, call: ToolCall, decision: Decision, pinned: Mapping[str, str]
+    ) -> tuple[Outcome, bool]:
         rule = tool.spec.cache
         assert rule is not None
         who = run.principal
@@ -393,7 +424,7 @@ class ToolGateway:
         key = CacheKey(who.tenant, asker, tool.spec.digest, decision.policy_digest, call.arguments)
 
         async def read() -> Json:
-            outcome = await self._invoke(run, tool, call)
+            outcome = await self._invoke(run, tool, call, pinned)
             if outcome.status != "ok":
                 raise _Failed(outcome)
             return outcome.stored()
@@ -404,8 +435,8 @@ class ToolGateway:
             return failed.outcome, False
         return Outcome.restored(value), hit
 
-    async def _invoke(self, run: Run, tool: Tool, call: ToolCall) -> Outcome:
-        context = Context(run, self._world, self._clock, call.id, call.idempotency_key)
+    async def _invoke(self, run: Run, tool: Tool, call: ToolCall, pinned: Mapping[str, str]) -> Outcome:
+        context = Context(run, self._world, self._clock, call.id, call.idempotency_key, pinned)
         return await invoke(tool, context, call.arguments, self._redactor, self._workers)
 
     # ---------------------------------------------------------------- records and bookkeeping

@@ -47,7 +47,7 @@ def test_defaults_are_part_of_the_decision_and_the_tool_gets_what_was_decided(de
         ("look", {"order_id": "A", "admin": True}, "error", "admin: Extra inputs"),
         ("look", {"order_id": "A", "wait": float("nan")}, "error", "not JSON"),
         ("look", {"order_id": "\ud800"}, "error", "not JSON"),
-        ("look", {"order_id": "x" * 70_000}, "error", "at most 65536"),
+        ("look", {"order_id": "x" * 70_000}, "error", "more than 65536 bytes"),
         ("pay", {"order_id": "A", "cents": 2**63}, "denied", "below 2^53"),
         ("pay", {"order_id": "A", "cents": -5}, "denied", "not negative"),
         ("pay", {"order_id": "A", "cents": 10.5}, "error", "integer"),
