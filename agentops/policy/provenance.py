@@ -11,7 +11,7 @@ nothing; policies do (`context.source`).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from agentops.policy.wording import addresses, amounts, pieces, plain, tokens, within
+from agentops.policy.wording import addresses, amounts, figures, pieces, plain, tokens, within
 from agentops.types import Json, Labels, Source
 
 MAX_READ = 2_000_000  # characters remembered of one run
@@ -100,6 +100,8 @@ class Provenance:
     def _source(self, leaf: str) -> Source:
         text = plain(leaf)
         said = self._said(text)
+        if said == "untrusted" and self.complete and figures(text):
+            return "derived"
         if said != "derived":
             return said
         if self.untrusted and any(self._said(part) not in ("request", "trusted") for part in addresses(text)):

@@ -19,10 +19,16 @@ _MONTH_BEFORE = re.compile(rf"\b(?:{_MONTH})[a-z]*\.? $")
 _MONTH_AFTER = re.compile(rf" (?:of )?(?:{_MONTH})")
 _TOKEN = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d|[^\W_]+")
 _DATED = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d")
-# Mail addresses; URLs and names of hosts; account and other long numbers.
+_DATE_ALONE = re.compile(rf"(?<![\w:/.-])(?:{_DATED.pattern})(?![\w:/-])")
+_FIGURES = re.compile(rf"\d{{1,4}}|(?:{_DATED.pattern})(?: (?:{_DATED.pattern}))*")
+# Each begins where a word begins and has bounded parts, so that a text of any kind is gone through once.
 _ADDRESS = re.compile(
-    r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:\w+://|www\.)[^\s<>\"']+|(?:[a-z0-9-]+\.)+[a-z]{2,}(?:[:/][^\s<>\"']*)?"
-    r"|\b[a-z]{2}\d{2}[a-z0-9]{10,30}\b|\b\d{9,}\b"
+    r"(?<!\w)\w{1,32}://[^\s<>\"']+|(?<!\w)www\.[^\s<>\"']+"  # URLs
+    r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,126}"  # mail
+    r"|(?<![\w.-])(?:[\w-]{1,63}\.){1,126}[^\W\d_][\w-]{1,62}(?:[:/][^\s<>\"']*)?"  # hosts by name and by number
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"
+    r"|(?<!\w)[a-z]{2}\d{2}(?: ?[a-z0-9]{4}){2,7}(?: ?[a-z0-9]{1,4})?(?!\w)"  # IBANs
+    r"|(?<!\w)\d(?:[ -]?\d){8,40}"  # accounts, cards, telephones
 )
 _FILE = re.compile(r"[^/:@]+\.(?:csv|docx?|html?|jpe?g|json|md|odt|pdf|png|pptx?|rtf|txt|xlsx?|xml|yaml)")
 _INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
@@ -39,17 +45,13 @@ def within(text: str, said: str) -> bool:
     "7" is not in "17:30", "ann" not in "joanne". A short number is not in a date, a time or a larger number either: who
     says "June 13" does not name item 13.
     """
-    number = _DIGITS.fullmatch(text) is not None
-    start = said.find(text)
-    while start >= 0:
-        end = start + len(text)
-        before, after = said[start - 1 : start], said[end : end + 1]
-        left = _WORDY.match(text[0]) is None or not before or _WORDY.match(before) is None
-        right = _WORDY.match(text[-1]) is None or not after or _WORDY.match(after) is None
-        if left and right and not (number and _part(said, start, end)):
-            return True
-        start = said.find(text, start + 1)
-    return False
+    if text not in said:
+        return False
+    left, right = "(?<!\\w)" if _WORDY.match(text[0]) else "", "(?!\\w)" if _WORDY.match(text[-1]) else ""
+    whole = re.compile(left + re.escape(text) + right)
+    if _DIGITS.fullmatch(text) is None:
+        return whole.search(said) is not None
+    return any(not _part(said, *match.span()) for match in whole.finditer(said))
 
 
 def amounts(cents: int) -> tuple[str, ...]:
@@ -65,8 +67,13 @@ def amounts(cents: int) -> tuple[str, ...]:
 
 def addresses(text: str) -> list[str]:
     """Mail addresses, links, names of hosts and long numbers in a plain text: what it could send somebody to."""
-    found = (match[0].rstrip(".,;:!?)]}'") for match in _ADDRESS.finditer(text))
+    found = (match[0].rstrip(".,;:!?)]}'") for match in _ADDRESS.finditer(_DATE_ALONE.sub(";", text)))
     return [address for address in found if not _FILE.fullmatch(address)]
+
+
+def figures(text: str) -> bool:
+    """Whether a plain text is a short number, or dates and times: they stand in too many texts to tell whose."""
+    return _FIGURES.fullmatch(text) is not None
 
 
 def tokens(text: str) -> str:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentops.policy.provenance import MAX_READ, ORDER, Provenance
+from agentops.policy.wording import figures, plain
 from agentops.types import Labels
 
 OUTSIDE = Labels("untrusted")
@@ -78,7 +79,7 @@ def test_reading_what_outsiders_wrote_never_makes_a_value_better(request: str, s
     assert ORDER.index(source(after, value)) >= ORDER.index(source(before, value))  # type: ignore[arg-type]
 
 
-@given(said=st.text(min_size=1, max_size=40).filter(str.strip))
+@given(said=st.text(min_size=1, max_size=40).filter(lambda said: plain(said) and not figures(plain(said))))
 def test_a_whole_text_that_an_outsider_wrote_is_untrusted_unless_the_user_said_it(said: str) -> None:
     made = Provenance("zzqqzz")
     made.read({"body": said}, OUTSIDE)
@@ -91,7 +92,14 @@ def test_a_whole_text_that_an_outsider_wrote_is_untrusted_unless_the_user_said_i
 def test_a_short_number_is_not_the_day_of_a_date() -> None:
     made = Provenance("What do we do on June 13, or 2024-05-14 at 15:00? Delete file 16.")
     made.read("13 14 15", OUTSIDE)
-    assert [source(made, number) for number in ("13", "14", "15", "16")] == ["untrusted"] * 3 + ["request"]
+    assert [source(made, number) for number in ("13", "14", "15", "16")] == ["derived"] * 3 + ["request"]
+
+
+def test_a_bare_date_is_nobodys_word() -> None:
+    made = Provenance("Tell everybody about their deadlines")
+    made.read("Ann must be ready on 2024-05-20, or on 21 at 10:00", OUTSIDE)
+    assert source(made, "2024-05-20") == source(made, "10:00") == source(made, 21) == "derived"
+    assert source(made, "be ready on 2024-05-20") == "untrusted"
 
 
 def test_minor_units_are_looked_up_as_people_write_them() -> None:
