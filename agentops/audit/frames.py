@@ -135,12 +135,15 @@ def walk(
 
 
 def leaves(data: bytes, end: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and leaf of each frame before `end`, as a walk has checked them."""
+    """Offset and leaf of each whole frame before `end`. It checks nothing: a walk does."""
     offset = 0
-    while offset < end:
+    while offset + HEADER.size <= end:
+        start = offset + HEADER.size
         length = HEADER.unpack_from(data, offset)[2]
-        yield offset, data[offset + 12 : offset + 12 + length]
-        offset += 12 + length
+        if start + length > end:  # torn, or being written now
+            return
+        yield offset, data[start : start + length]
+        offset = start + length
 
 
 def leaf_hashes(data: bytes, end: int) -> list[bytes]:

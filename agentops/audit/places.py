@@ -21,6 +21,19 @@ from agentops.errors import AuditError
 GIT_SECONDS = 30.0
 _FILE = "agentops-audit.heads"  # in a git repository
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
+# What a repository's own files could have git run, or show instead of what was committed.
+_PLAIN = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "log.showSignature=false", "log.follow=false")
+# Both sides of every merge, as text whatever the attributes say: a merge that takes neither line hides none.
+_HISTORY = (
+    "--full-history",
+    "-m",
+    "--text",
+    "--no-textconv",
+    "--no-ext-diff",
+    "--no-color",
+    "--format=",
+    "--unified=0",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +102,7 @@ class GitAnchor:
         if self._upstream():
             self._git("fetch", "--quiet")
             branch = "@{upstream}"
-        history = self._git("log", "--format=", "--patch", "--unified=0", "--no-color", branch, "--", _FILE)
+        history = self._git("log", "--patch", *_HISTORY, branch, "--", _FILE)
         return _parse(line[1:] for line in history.splitlines() if line.startswith(b"+{"))
 
     def _upstream(self) -> bool:
@@ -112,10 +125,11 @@ class GitAnchor:
     def _git(self, *arguments: str) -> bytes:
         # GIT_DIR and its like would lead to another repository, as when this runs in a hook.
         kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-        environment = {**kept, "GIT_TERMINAL_PROMPT": "0"}
+        environment = {**kept, "GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1"}
+        plain = [part for setting in _PLAIN for part in ("-c", setting)]
         try:
             done = subprocess.run(  # noqa: S603 - fixed program, no shell, arguments of our own
-                ["git", "-C", str(self.path), *arguments],  # noqa: S607 - the git of PATH is the administrator's choice
+                ["git", "-C", str(self.path), *plain, *arguments],  # noqa: S607 - the git of PATH is the administrator's choice
                 capture_output=True,
                 timeout=GIT_SECONDS,
                 check=False,

@@ -146,6 +146,34 @@ def test_a_head_removed_by_a_later_commit_still_counts(tenants: Path, repository
     assert len(place.kept()) == 1
 
 
+AS = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+
+
+def test_a_merge_that_takes_the_side_without_a_head_hides_none(tenants: Path, repository: Path) -> None:
+    before = git("-C", repository, "rev-parse", "HEAD").strip()
+    place = published(tenants, f"git:{repository}")
+    merge = git("-C", repository, *AS, "commit-tree", f"{before}^{{tree}}", "-p", before, "-p", "HEAD", "-m", "merge")
+    git("-C", repository, "push", "--quiet", "origin", f"{merge.strip()}:main")  # not a forced one
+    assert len(place.kept()) == 1
+
+
+def test_attributes_that_call_the_file_binary_hide_no_head(tenants: Path, repository: Path) -> None:
+    (repository / ".gitattributes").write_text("* binary\n")
+    git("-C", repository, "add", ".gitattributes")
+    git("-C", repository, *AS, "commit", "-qm", "attributes")
+    assert len(published(tenants, f"git:{repository}").kept()) == 1
+
+
+def test_the_repositorys_own_hooks_and_monitors_are_not_run(tenants: Path, repository: Path, tmp_path: Path) -> None:
+    for name in ("prepare-commit-msg", "post-commit", "pre-push", "reference-transaction", "monitor"):
+        hook = repository / ".git" / "hooks" / name
+        hook.write_text(f"#!/bin/sh\necho {name} >> {tmp_path}/ran\n")
+        hook.chmod(0o755)
+    git("-C", repository, "config", "core.fsmonitor", repository / ".git" / "hooks" / "monitor")
+    assert len(published(tenants, f"git:{repository}").kept()) == 1
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_head_is_pushed_and_read_from_the_upstream(tenants: Path, repository: Path, tmp_path: Path) -> None:
     place = published(tenants, f"git:{repository}")
     assert "agentops-audit.heads" in git("-C", tmp_path / "remote.git", "ls-tree", "--name-only", "main")

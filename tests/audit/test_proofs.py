@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentops.audit import AuditLog, export, frames, merkle, names, notes, proofs, verify
+from agentops.audit import AuditLog, export, frames, heads, merkle, names, notes, proofs, verify
 from agentops.errors import AuditError
 
 
@@ -37,6 +37,18 @@ def test_every_record_of_every_log_is_proved(tenants: Path, public: bytes) -> No
             assert (record["log"], record["index"]) == (name, index)
             assert (proof["system"] is not None) == name.startswith("tenants/")
             assert proof["checkpoint"] is not None
+
+
+@pytest.mark.parametrize("torn", [frames.MAGIC, frames.HEADER.pack(frames.MAGIC, b"four", 500) + b"half a record"])
+def test_a_record_being_written_keeps_nobody_from_proving_those_before_it(
+    tenants: Path, public: bytes, tmp_path: Path, torn: bytes
+) -> None:
+    for path in tenants.rglob("*.log"):
+        path.write_bytes(path.read_bytes() + torn)
+    assert proofs.verify_proof(proofs.prove(tenants, acme(tenants), 3, public), public)["index"] == 3
+    assert export.export(tenants, tmp_path / "out.jsonl").logs == 4
+    for head in heads.heads(tenants, public):
+        assert merkle.root(head.leaf_hashes()) == head.checkpoint.root
 
 
 def test_a_proof_needs_no_folder_and_the_right_key(tenants: Path, public: bytes, tmp_path: Path) -> None:
