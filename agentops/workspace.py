@@ -5,7 +5,7 @@ flushed before the audit log signs its last checkpoint). It decides nothing: con
 """
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +33,7 @@ from agentops.policy import (
     principal,
 )
 from agentops.project import Project
-from agentops.redact import Redactor
+from agentops.redact import Redactor, redacted_logs
 from agentops.release import Registry
 from agentops.store import Artifacts, Lake, State, open_state
 from agentops.trace import Tracing
@@ -41,13 +41,15 @@ from agentops.types import Principal, ToolSpec
 
 
 class Workspace:
-    """Everything a process needs of `project`; use as a context manager."""
+    """Everything a process needs of `project`; use as a context manager, inside which log records are redacted."""
 
     def __init__(self, project: Project, clock: Clock | None = None) -> None:
         self.project = project
         self.clock: Clock = clock or RealClock()
+        self._entered = ExitStack()
 
     def __enter__(self) -> "Workspace":
+        self._entered.enter_context(redacted_logs(lambda: self.redactor))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,6 +186,7 @@ class Workspace:
             part = self.__dict__.pop(name, None)
             if part is not None:
                 part.close()
+        self._entered.close()
 
 
 def open_workspace(root: Path | None = None) -> Workspace:

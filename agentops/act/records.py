@@ -1,12 +1,13 @@
-"""What the audit log gets of a call, and the cache tags of its arguments.
+"""What the audit log gets of a call, what its records say is unfinished, and the cache tags of its arguments.
 
 Invariant: a record holds digests where a value is personal, and no argument or result itself. It writes nothing.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -17,6 +18,24 @@ if TYPE_CHECKING:  # built by the conductors
     from agentops.audit import Audit
 
 _HOLE = re.compile(r"\{(\w+)\}")
+UNKNOWN = ("cancelled", "timeout")  # outcomes after which nobody knows whether the effect happened
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An effect that was begun and of which nobody knows whether it happened."""
+
+    at: float  # when it was begun, seconds since the epoch
+    tenant: str
+    tool: str
+    effect: str
+    agent: str
+    run: str
+    trace: str
+    key: str  # the idempotency key: the same for every attempt at this effect
+    ended: str  # "" = no outcome was recorded, else "cancelled" or "timeout"
+    log: str  # where the intent is: `agentops audit prove LOG INDEX`
+    index: int
 
 
 def decided(
@@ -98,6 +117,41 @@ def declassified(run: Run, call: ToolCall, labels: Labels) -> dict[str, Json]:
         "from": [call.labels.integrity, call.labels.confidentiality],
         "to": [labels.integrity, labels.confidentiality],
     }
+
+
+def unfinished(found: Iterable[Mapping[str, Any]], before: float) -> list[Unfinished]:
+    """Effects whose end nobody knows, oldest first: what a person must look at after a crash.
+
+    An outcome ends its own intent; an outcome "ok" ends every earlier intent with the same key, because an idempotent
+    tool does one key's effect once.
+
+    Args:
+        found: records of an audit log, in order of time.
+        before: seconds since the epoch; what began later may still run.
+    """
+    begun: dict[tuple[str, str], list[tuple[Mapping[str, Any], str]]] = {}
+    for record in found:
+        which = (str(record.get("tenant", "")), str(record.get("key", "")))
+        if record.get("type") == "tool.intent":
+            begun.setdefault(which, []).append((record, ""))
+        elif record.get("type") == "tool.outcome" and begun.get(which):
+            status = str(record.get("status", ""))
+            if status == "ok":
+                del begun[which]
+            else:
+                last = begun[which].pop()[0]
+                if status in UNKNOWN:
+                    begun[which].append((last, status))
+    rows = [
+        Unfinished(
+            ended=ended,
+            **{name: record[name] for name in Unfinished.__dataclass_fields__ if name != "ended"},
+        )
+        for attempts in begun.values()
+        for record, ended in attempts
+        if record["at"] < before
+    ]
+    return sorted(rows, key=lambda row: row.at)
 
 
 def tags(templates: tuple[str, ...], arguments: Mapping[str, Json]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Commands for auditors: audit verify | query | prove | export | verify-export | anchor | witness | erase.
+"""Commands for auditors: audit verify | query | unfinished | prove | export | verify-export | anchor | witness | erase.
 
 Invariant: no command here changes what a log holds; exit 1 means that something was changed, is missing or could not
 be checked. `verify-export` and `witness` need no project.
@@ -13,6 +13,7 @@ import orjson
 import typer
 
 from agentops import audit as auditing
+from agentops.act import records
 from agentops.audit import anchors, export, heads, notes, proofs, publishing, witness
 from agentops.cli.app import AsJson, ProjectDir, Since, Until, console, instant, moment, show, table
 from agentops.errors import AgentopsError, AuditError, ConfigError, GateFailed
@@ -28,6 +29,7 @@ Anchors = Annotated[
     typer.Option("--anchor", help="file:PATH, git:REPOSITORY, s3://BUCKET/PREFIX or http://HOST:PORT."),
 ]
 Tenant = Annotated[str, typer.Option(help="Only this tenant's records; default: all.")]
+_SETTLED_S = 60.0  # a call that began later may still run
 _LARGEST_PROOF = 4 * 1024 * 1024  # bytes
 
 
@@ -89,6 +91,20 @@ def query(
         for r in found
     ]
     show(found, as_json, [table("", ("at", "type", "tool", "decision", "trace", "log and index"), rows)])
+
+
+@app.command()
+def unfinished(tenant: Tenant = "", project: ProjectDir = None, as_json: AsJson = False) -> None:
+    """Effects begun more than a minute ago of which nobody knows whether they happened: look at each after a crash.
+
+    Nothing repeats them by itself. Look in the tool's own system, under the idempotency key where it keeps one.
+    """
+    with open_workspace(project) as workspace:
+        before = workspace.clock.now() - _SETTLED_S
+        found = records.unfinished(auditing.records(workspace.home / "audit", tenant), before)
+    rows = [(moment(r.at), r.tenant, r.tool, r.ended or "no outcome", r.run, r.trace, r.key) for r in found]
+    columns = ("begun at", "tenant", "tool", "ended", "run", "trace", "key")
+    show(found, as_json, [table("", columns, rows)] if rows else ["every effect that was begun has an outcome"])
 
 
 @app.command()

@@ -10,8 +10,9 @@ address in the same text, fields such as `first_name`). Not covered: other names
 free text, unless they are in the deployment's list of known values.
 """
 
+from agentops.redact.logs import redacted as redacted_logs
 from agentops.redact.policy import load, problems
 from agentops.redact.recognisers import Finding, Rules
 from agentops.redact.redactor import FAILED, Redactor
 
-__all__ = ["FAILED", "Finding", "Redactor", "Rules", "load", "problems"]
+__all__ = ["FAILED", "Finding", "Redactor", "Rules", "load", "problems", "redacted_logs"]
