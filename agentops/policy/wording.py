@@ -12,11 +12,13 @@ MAX_TOKENS = 80  # of a text that is looked at piece by piece
 _SPACE = re.compile(r"\s+")
 _WORDY = re.compile(r"\w")
 _DIGITS = re.compile(r"\d{1,8}")
-_PART_BEFORE = re.compile(r"\d[.,:/-]$")  # 10 in 2024-10 and in 3.10 is no number of its own
-_PART_AFTER = re.compile(r"[,:/-]\d|\.(?!0{1,2}(?!\d))\d")  # but 10 is said by 10.00
-_MONTH = "jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec"
-_MONTH_BEFORE = re.compile(rf"\b(?:{_MONTH})[a-z]*\.? $")
-_MONTH_AFTER = re.compile(rf" (?:of )?(?:{_MONTH})")
+_MONTH = (
+    "january|february|march|april|may|june|july|august|september|october|november|december"
+    "|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec"
+)
+# A number is no part of a date, a time or a larger number: not 10 in 2024-10, 3.10 and "June 10", but 10 in 10.00.
+_NOT_BEFORE = r"(?<!\w)(?<!\d[.,:/-])" + "".join(rf"(?<!{month} )(?<!{month}\. )" for month in _MONTH.split("|"))
+_NOT_AFTER = rf"(?!\w)(?![,:/-]\d)(?!\.(?!0{{1,2}}(?!\d))\d)(?! (?:of )?(?:{_MONTH})(?!\w))"
 _TOKEN = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d|[^\W_]+")
 _DATED = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d")
 _DATE_ALONE = re.compile(rf"(?<![\w:/.-])(?:{_DATED.pattern})(?![\w:/-])")
@@ -47,11 +49,10 @@ def within(text: str, said: str) -> bool:
     """
     if text not in said:
         return False
+    if _DIGITS.fullmatch(text) is not None:
+        return re.search(_NOT_BEFORE + text + _NOT_AFTER, said) is not None
     left, right = "(?<!\\w)" if _WORDY.match(text[0]) else "", "(?!\\w)" if _WORDY.match(text[-1]) else ""
-    whole = re.compile(left + re.escape(text) + right)
-    if _DIGITS.fullmatch(text) is None:
-        return whole.search(said) is not None
-    return any(not _part(said, *match.span()) for match in whole.finditer(said))
+    return re.search(left + re.escape(text) + right, said) is not None
 
 
 def amounts(cents: int) -> tuple[str, ...]:
@@ -116,11 +117,3 @@ def _longest(words: list[str], start: int, said: list[str]) -> tuple[int, int]:
             best, where = end - start, index
     piece = best > 1 or (best == 1 and _DATED.fullmatch(words[start]) is not None)
     return (best, where) if piece else (0, -1)
-
-
-def _part(said: str, start: int, end: int) -> bool:
-    """Whether the number at this place belongs to a date, a time or a larger number."""
-    before, after = said[max(0, start - 12) : start], said[end : end + 12]
-    return any(pattern.search(before) for pattern in (_PART_BEFORE, _MONTH_BEFORE)) or any(
-        pattern.match(after) for pattern in (_PART_AFTER, _MONTH_AFTER)
-    )
