@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 
 RUN = r"[+(]{0,2}[0-9](?:[ .()\-/\x{2010}-\x{2015}\x{a0}]{0,3}[0-9]){6,}"
+WRAPPED = r"[0-9]{4}[ \t]{0,3}\r?\n[ \t]{0,3}[0-9]{4}"
 IBAN = r"(?i)\b[A-Z]{2}[0-9]{2}(?:[ \-]?[A-Z0-9]){11,30}"
 
 # Lengths from the SWIFT IBAN registry.
@@ -26,6 +27,8 @@ _CARD = re.compile(
     r"|3(?:0[0-5]|[689]\d)\d{11}(?:\d{2})?|6(?:011|4[4-9]\d|5\d\d)\d{12}(?:\d{3})?|35(?:2[89]|[3-8]\d)\d{12}"
     r"|62\d{14,17}|(?:50|5[6-9]|6[0-9])\d{10,17}"
 )
+_LINE_END = re.compile(r"[0-9]{4,19}(?:[ \-][0-9]{4,19}){0,4}[ \t]{0,3}\r?$")
+_LINE_START = re.compile(r"[ \t]{0,3}[0-9]{4,19}(?:[ \-][0-9]{4,19}){0,4}")
 _DATE = re.compile(
     r"(?<!\d)(?:(?:19|20)\d\d[-/.](?:0?[1-9]|1[0-2])[-/.](?:0?[1-9]|[12]\d|3[01])"
     r"|(?:0?[1-9]|[12]\d|3[01])[-/.](?:0?[1-9]|[12]\d|3[01])[-/.](?:19|20)?\d\d)(?!\d)"
@@ -70,6 +73,18 @@ def in_run(
         for span in _phones(run, text[max(0, start - 40) : start], regions):
             if take(span):
                 yield "PHONE", start + span[0], start + span[1]
+
+
+def wrapped_cards(text: str) -> Iterator[tuple[int, int]]:
+    """Spans of card numbers that go over one line break, in groups of four digits or more."""
+    for found in re.finditer("\n", text):
+        place = found.start()
+        lead = _LINE_END.search(text, max(0, place - 32), place)
+        tail = _LINE_START.match(text, place + 1, place + 33)
+        if lead and tail:
+            for first, last in _cards(text[lead.start() : tail.end()]):
+                if lead.start() + first < place < lead.start() + last:
+                    yield lead.start() + first, lead.start() + last
 
 
 def iban_end(text: str, start: int) -> int:

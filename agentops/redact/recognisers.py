@@ -91,6 +91,8 @@ class Recognisers:
             add(r"@|[\[({]\s?(?i:at)\s?[\])}]", self._emails)
         if rules.kinds & {"CARD", "PHONE", "SSN"}:
             add(numbers.RUN, self._numbers)
+        if "CARD" in rules.kinds:
+            add(numbers.WRAPPED, _wrapped_cards)
         if "IBAN" in rules.kinds:
             add(numbers.IBAN, _ibans)
         if "SECRET" in rules.kinds:
@@ -223,14 +225,20 @@ def _names(pattern: str, capitals: bool) -> Callable[[str, bytes | str], Iterato
     return find
 
 
-def _ibans(text: str, subject: bytes | str) -> Iterator[Finding]:
+def _ibans(text: str, _: bytes | str) -> Iterator[Finding]:
     position = 0
-    while match := _IBAN.search(subject, position):
+    # Python's `re`: this pattern has one way to match, and RE2 would encode the whole text anew for every search.
+    while match := _IBAN.search(text, position):
         start = match.start()
         end = numbers.iban_end(text, start)
         if end:
             yield Finding("IBAN", start, end, re.sub(r"[^0-9A-Z]", "", text[start:end].upper()))
         position = end or start + 4
+
+
+def _wrapped_cards(text: str, _: bytes | str) -> Iterator[Finding]:
+    for start, end in numbers.wrapped_cards(text):
+        yield Finding("CARD", start, end, re.sub(r"\D", "", text[start:end]))
 
 
 def _group(compiled: "re2._Regexp", name: str) -> int:
@@ -334,7 +342,7 @@ def _after_escape(text: str, start: int) -> int:
 
 _EMAIL = _compile(EMAIL)
 _RUN = _compile(numbers.RUN)
-_IBAN = _compile(numbers.IBAN)
+_IBAN = re.compile(numbers.IBAN, re.ASCII)
 _ASSIGNED = _compile(secrets.ASSIGNED)
 _OPERATOR, _BARE = _group(_ASSIGNED, "op"), _group(_ASSIGNED, "bare")
 _VALUES = (_group(_ASSIGNED, "dq"), _group(_ASSIGNED, "sq"), _BARE)

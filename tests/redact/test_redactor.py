@@ -275,14 +275,25 @@ def test_hostile_values_fail_closed() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    ["4242 4242\n4242 4242", "4242 4242 4242 \r\n 4242", "42424242\\n42424242", "12345678\n4242 4242\n4242 4242"],
+)
+def test_a_card_over_a_line_break(text: str) -> None:
+    assert "4242" not in REDACTOR.text(f"my card: {text}, thanks")
+    assert REDACTOR.text("4242\n4242\n4242\n4242") == "4242\n4242\n4242\n4242", "a column of numbers"
+
+
+@pytest.mark.parametrize(
     "unit",
     ["1 ", "4 ", "4242 ", "a@", "@", "%40", "\\u0040", "&#64;", "+49 ", "password=", "eyJ", "-----BEGIN A-----", "Aa0",
      "{[", "GB82 ", "a.", "://", "I'm A", "<EMAIL:", "\u200b", "\uff10", "(1", "0 ", "dear A. ",
-     "http://a:bc@d ", "dana@c.de ", "<EMAIL:00000000> ", "Dana ", '{"a":"', "Mr. "],
+     "http://a:bc@d ", "dana@c.de ", "<EMAIL:00000000> ", "Dana ", '{"a":"', "Mr. ",
+     "GB82 WEST 1234 5698 7654 98 ", "4242\n"],
 )  # fmt: skip
-def test_time_is_linear_in_hostile_input(unit: str) -> None:
+@pytest.mark.parametrize("first", ["", "é"])  # RE2 handles ASCII and other texts on different paths
+def test_time_is_linear_in_hostile_input(first: str, unit: str) -> None:
     def cost(size: int) -> float:
-        text = (unit * size)[:size]
+        text = (first + unit * size)[:size]
         start = time.process_time()
         REDACTOR.findings(text)
         return time.process_time() - start
