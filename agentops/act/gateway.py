@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentops.act import bounds, records
+from agentops.act.deciding import Allowed, Deciding, Refused
 from agentops.act.invoke import Outcome, internal_error, invoke
-from agentops.act.lookup import Resolver, look_up, pins, system_resolver
+from agentops.act.lookup import Resolver, system_resolver
 from agentops.act.protocols import DecisionRecords, KillSwitch, Workers
 from agentops.act.tool import Context
 from agentops.act.tool import arguments as canonical_arguments
 from agentops.cache import Cache, CacheKey, scope
 from agentops.errors import AgentopsError, AuditError, StoreError, ToolError
 from agentops.graph import Clock
-from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCall, ToolResult
+from agentops.types import Decision, Json, Labels, Run, Tool, ToolCall, ToolResult
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar, OpenTelemetry and DuckDB
     from agentops.audit import Audit
@@ -41,14 +42,6 @@ if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Ceda
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger(__name__)
-
-
-class _Refused(Exception):
-    """Why a call does not get on."""
-
-    def __init__(self, status: CallStatus, error: str, decision: Decision | None = None, approval_id: str = "") -> None:
-        super().__init__(error)
-        self.status, self.error, self.decision, self.approval_id = status, error, decision, approval_id
 
 
 class _Failed(Exception):
@@ -102,9 +95,7 @@ class ToolGateway:
         resolver: Resolver = system_resolver,
     ) -> None:
         self._tools = dict(tools)
-        self._resolver = resolver
-        self._kill, self._decisions, self._workers = kill, decisions, workers
-        self._policy = policy
+        self._kill, self._workers = kill, workers
         self._audit = audit
         self._approvals = approvals
         self._budgets = budgets
@@ -115,6 +106,7 @@ class ToolGateway:
         self._clock = clock
         self._tracing = tracing
         self._redactor = redactor
+        self._deciding = Deciding(policy, approvals, budgets, readings, decisions, workers, resolver, self._tell)
         self._read = {template for tool in self._tools.values() for template in tool.spec.reads}
         self._background: set[asyncio.Future[None]] = set()
 
@@ -166,22 +158,21 @@ class ToolGateway:
             tool, call = self._canonical(run, call, tell)
             said = {name: value for name, value in given.items() if isinstance(value, str)}
             await self._stopped(run, tool, call)
-            call, facts = self._labelled(run, tool, call, said)
-            labels = tool.spec.labels if tool.spec.declassifies else tool.spec.labels.join(call.labels)
+            call, facts = self._deciding.labelled(run, tool, call, said)
+            labels = tool.spec.labels.join(call.labels)
             reservation = self._reserve(run, tool, call)
-            spent = False
+            spent = moved = False
             try:
-                decision, approval_id, pinned = await self._decide(run, tool, call, facts)
-                spent = True  # from here on its end may be unknown
-                outcome, cached = await self._allowed(run, tool, call, decision, approval_id, pinned)
-                spent = not (outcome.refused and tool.spec.effect == "money")
+                allowed = await self._deciding.decide(run, tool, call, facts)
+                decision = allowed.decision
+                await self._admit(run, tool, call, allowed)
+                spent = moved = True  # from here on its end may be unknown
+                outcome, cached = await self._carry_out(run, tool, call, allowed)
+                moved = not outcome.refused
                 labels = self._remember(run, tool, call, outcome, labels)
-            except _Refused:
-                spent = False
-                raise
             finally:
-                self._settle(reservation, spent, self._clock.now() - started)
-        except _Refused as refused:
+                self._settle(reservation, spent, moved, self._clock.now() - started)
+        except Refused as refused:
             outcome = Outcome(refused.status, error=refused.error)
             decision, approval_id = refused.decision or decision, refused.approval_id
         except StoreError as error:  # before the tool runs, or its labels cannot be kept: then its result stays here
@@ -225,22 +216,22 @@ class ToolGateway:
                     "decision": "unknown-tool",
                 }
             )
-            raise _Refused("denied", f"there is no tool {shown!r}")
+            raise Refused("denied", f"there is no tool {shown!r}")
         excess = bounds.excess(call.arguments)
         if excess:
-            raise _Refused("error", f"{call.tool}: the arguments are {excess}")
+            raise Refused("error", f"{call.tool}: the arguments are {excess}")
         try:
             encoded = _encoded(call.arguments)
         except (TypeError, ValueError, RecursionError):
-            raise _Refused("error", f"{call.tool}: the arguments are not JSON") from None
+            raise Refused("error", f"{call.tool}: the arguments are not JSON") from None
         if len(encoded) > bounds.MAX_ARGUMENTS:
-            raise _Refused("error", f"{call.tool}: the arguments are more than {bounds.MAX_ARGUMENTS} bytes")
+            raise Refused("error", f"{call.tool}: the arguments are more than {bounds.MAX_ARGUMENTS} bytes")
         if tell is not None:
             tell(encoded.decode())
         try:
             encoded = _encoded(canonical_arguments(tool, call.arguments))
         except ToolError as error:
-            raise _Refused("error", self._redactor.text(str(error), run.principal.tenant)) from None
+            raise Refused("error", self._redactor.text(str(error), run.principal.tenant)) from None
         if tell is not None:
             tell(encoded.decode())
         given = orjson.loads(encoded)
@@ -250,162 +241,90 @@ class ToolGateway:
     async def _stopped(self, run: Run, tool: Tool, call: ToolCall) -> None:
         reason = await self._kill.stopped(run, tool.spec) if self._kill is not None else ""
         if reason:
-            stopped = Decision("deny", f"{call.tool}: {reason}", ("kill-switch",))
-            self._post(self._record(run, tool, call, "tool.decision", stopped))
-            raise _Refused("denied", stopped.reason, stopped)
-
-    def _labelled(
-        self, run: Run, tool: Tool, call: ToolCall, said: Mapping[str, Json]
-    ) -> tuple[ToolCall, dict[str, Json]]:
-        """The call with the labels of its arguments, and what the policies may know of where they come from.
-
-        `said`: texts among the arguments as they were given: `https://shop.example` stands in the request, its
-        canonical spelling may not.
-        """
-        seen = self._readings.seen(run, effect=tool.spec.effect != "read")
-        sources = dict(call.sources)
-        if seen.integrity == "untrusted" or self._policy.mentions("source"):
-            sources = self._readings.sources(
-                run, {**call.arguments, **said}, tool.defaults, call.sources, tool.spec.amount_arg
-            )
-        labels = call.labels
-        composed = seen.integrity == "untrusted" and "derived" in sources.values()
-        if composed or "untrusted" in sources.values():  # what a model composes after outsiders spoke may be theirs
-            labels = labels.join(Labels("untrusted", "public"))
-        facts: dict[str, Json] = {
-            "untrusted_seen": "untrusted" in (seen.integrity, call.labels.integrity),
-            "seen_confidentiality": seen.join(call.labels).confidentiality,
-            "sources": sources,
-            "isolation": self._workers.level if tool.spec.isolation is not None and self._workers else "none",
-            "approved": False,
-        }
-        return replace(call, labels=labels, sources=sources), facts
+            raise self._denied(run, tool, call, reason, "kill-switch")
 
     def _reserve(self, run: Run, tool: Tool, call: ToolCall) -> "Reservation":
-        from agentops.policy.counters import Refused  # loaded by whoever built the budgets
+        from agentops.policy import counters  # loaded by whoever built the budgets
 
         if run.deadline <= self._clock.now():
-            raise _Refused("timeout", f"{call.tool}: the time for this request is over")
+            raise Refused("timeout", f"{call.tool}: the time for this request is over")
         money = call.arguments[tool.spec.amount_arg] if tool.spec.effect == "money" else 0
         if type(money) is not int or not 0 <= money < 2**53:
-            raise _Refused(
+            raise Refused(
                 "denied", f"{call.tool}: {tool.spec.amount_arg} must be a whole number, not negative, below 2^53"
             )
         reserved = self._budgets.reserve(run, 1, money, effect=tool.spec.effect)
-        if isinstance(reserved, Refused):
-            decision = Decision("deny", reserved.reason, (f"budget:{reserved.owner}:{reserved.kind}",))
-            self._post(self._record(run, tool, call, "tool.decision", decision))
-            raise _Refused("denied", f"{call.tool}: {reserved.reason}")
+        if isinstance(reserved, counters.Refused):
+            raise self._denied(run, tool, call, reserved.reason, f"budget:{reserved.owner}:{reserved.kind}")
         return reserved
-
-    # ---------------------------------------------------------------- the decision
-
-    async def _decide(
-        self, run: Run, tool: Tool, call: ToolCall, known: Mapping[str, Json]
-    ) -> tuple[Decision, str, dict[str, str]]:
-        """An allowing decision, the approval it rests on ("" = none), and the addresses it was made on."""
-        calls, money = self._budgets.used(run)
-        facts = {**known, "calls_used": calls, "money_used_cents": money}
-        pinned = await self._look_up(run, tool, call, facts)
-        decision = self._policy.decide(run, call, tool.spec, facts)
-        approval_id = ""
-        if decision.effect == "approve":
-            decision, approval_id, pinned = await self._approved(run, tool, call, decision, facts)
-        elif self._decisions is not None:
-            self._decisions.post(run, call, tool.spec, facts, decision)
-        if decision.effect != "allow":
-            self._post(self._record(run, tool, call, "tool.decision", decision))
-            raise _Refused("denied", decision.reason, decision)
-        return decision, approval_id, pinned
-
-    async def _look_up(self, run: Run, tool: Tool, call: ToolCall, facts: dict[str, Json]) -> dict[str, str]:
-        """Add the addresses of hosts that the decision depends on to `facts`; returns what the call may connect to."""
-        hosts = self._policy.hosts(run, call, tool.spec, facts)
-        if not hosts:
-            return {}
-        facts["addresses"] = addresses = await look_up(hosts, self._resolver)
-        return pins(hosts, addresses)
-
-    async def _approved(
-        self, run: Run, tool: Tool, call: ToolCall, asked: Decision, facts: dict[str, Json]
-    ) -> tuple[Decision, str, dict[str, str]]:
-        """The decision under the approval of this very call; asks for one when there is none."""
-        approval = self._approvals.request(run, call, tool.spec, asked)
-        pinned: dict[str, str] = {}
-        if approval.status == "approved":
-            facts = {**facts, "approved": approval.approver}
-            pinned = await self._look_up(run, tool, call, facts)
-        decision = self._policy.decide(run, call, tool.spec, facts) if approval.status == "approved" else asked
-        if self._decisions is not None:
-            self._decisions.post(run, call, tool.spec, facts, decision)
-        if approval.status == "approved":
-            if decision.effect == "allow":
-                return decision, approval.id, pinned
-            return replace(decision, effect="deny"), "", {}
-        self._post(self._record(run, tool, call, "tool.decision", asked, approval.id))
-        if approval.status == "denied":
-            raise _Refused("denied", f"{call.tool}: a colleague declined this", asked)
-        if approval.status == "consumed":
-            raise _Refused(
-                "denied", f"{call.tool}: this was approved and carried out already, and is not repeated", asked
-            )
-        raise _Refused("pending", asked.reason, asked, approval.id)
 
     # ---------------------------------------------------------------- the call
 
-    async def _allowed(
-        self, run: Run, tool: Tool, call: ToolCall, decision: Decision, approval_id: str, pinned: Mapping[str, str]
-    ) -> tuple[Outcome, bool]:
-        """Record, run or reuse, record. Returns the outcome and whether it came from the cache."""
-        effect = tool.spec.effect != "read"
-        record = self._record(run, tool, call, "tool.intent" if effect else "tool.decision", decision, approval_id)
+    async def _admit(self, run: Run, tool: Tool, call: ToolCall, allowed: Allowed) -> None:
+        """All that must hold before the tool runs. When this returns, an effect is marked as begun and on record.
+
+        When it does not return, nothing ran, and nothing stays marked as begun.
+        """
+        effect, once = tool.spec.effect != "read", _once(tool)
+        kind = "tool.intent" if effect else "tool.decision"
+        record = self._record(run, tool, call, kind, allowed.decision, allowed.approval_id)
         stored = tuple(template for template in tool.spec.invalidates if template in self._read)
         if stored:  # before it is written: no reader may find it without its labels
             self._readings.store(run.principal.tenant, records.tags(stored, call.arguments), call.labels)
-        once = effect and not tool.spec.idempotent
         if once:
-            self._begin(run, call, decision)
-        if approval_id and not self._approvals.consume(approval_id, call, tool.spec, decision.policy_digest, run):
-            if once:
-                self._end(run, call, happened=False)
-            raise _Refused("denied", f"{call.tool}: its approval does not hold any more", decision)
-        if approval_id:
-            self._readings.vouch(run, call.arguments)
+            self._begin(run, tool, call, allowed.decision)
         try:
+            self._use_approval(run, tool, call, allowed)
             if effect:
                 await self._audit.append(record)
             else:
                 self._audit.post(record)
-        except AuditError:
+        except BaseException as failed:
             if once:
-                self._effects.end(run.principal.tenant, call.idempotency_key, happened=False)
-            raise _Refused("error", f"{call.tool}: it cannot be recorded, so it was not done", decision) from None
+                self._end(run, call, happened=False)
+            if isinstance(failed, AuditError):
+                reason = f"{call.tool}: it cannot be recorded, so it was not done"
+                raise Refused("error", reason, allowed.decision) from None
+            if isinstance(failed, asyncio.CancelledError) and effect:  # the intent may be on disk
+                self._post(records.ended(self._audit, run, call, "skipped", False, b""))
+            raise
+        if allowed.approval_id:
+            self._readings.vouch(run, call.arguments)
+
+    def _use_approval(self, run: Run, tool: Tool, call: ToolCall, allowed: Allowed) -> None:
+        id, decision = allowed.approval_id, allowed.decision
+        if id and not self._approvals.consume(id, call, tool.spec, decision.policy_digest, run):
+            raise self._denied(run, tool, call, "its approval does not hold any more", "approval-used", decision)
+
+    async def _carry_out(self, run: Run, tool: Tool, call: ToolCall, allowed: Allowed) -> tuple[Outcome, bool]:
+        """Run or reuse, record. Returns the outcome and whether it came from the cache."""
         outcome, cached, status = Outcome("error"), False, "cancelled"
         try:
-            if tool.spec.cache is not None and not effect and not approval_id:
-                outcome, cached = await self._cached(run, tool, call, decision, pinned)
+            if tool.spec.cache is not None and tool.spec.effect == "read" and not allowed.approval_id:
+                outcome, cached = await self._cached(run, tool, call, allowed)
             else:
-                outcome = await self._invoke(run, tool, call, pinned)
+                outcome = await self._invoke(run, tool, call, allowed)
             status = outcome.status
         except Exception:
             status = "error"
             raise
         finally:
             self._post(records.ended(self._audit, run, call, status, cached, outcome.encoded))
-            if once and (status == "ok" or outcome.refused):  # else nobody knows
+            if _once(tool) and (status == "ok" or outcome.refused):  # else nobody knows
                 self._end(run, call, happened=not outcome.refused)
             if tool.spec.invalidates:  # also when its end is unknown, and when the caller is cancelled
                 stale = records.tags(tool.spec.invalidates, call.arguments)
                 await self._apart(self._cache.invalidate(run.principal.tenant, stale))
         return outcome, cached
 
-    def _begin(self, run: Run, call: ToolCall, decision: Decision) -> None:
+    def _begin(self, run: Run, tool: Tool, call: ToolCall, decision: Decision) -> None:
         begun = self._effects.begin(run.principal.tenant, call.idempotency_key)
         if begun == "done":
-            raise _Refused("denied", f"{call.tool}: this was carried out already, and is not repeated", decision)
+            reason = "this was carried out already, and is not repeated"
+            raise self._denied(run, tool, call, reason, "effect-done", decision)
         if begun == "unknown":
             reason = "this was begun before and nobody knows how it ended: a person must look before it is tried again"
-            raise _Refused("denied", f"{call.tool}: {reason}", decision)
+            raise self._denied(run, tool, call, reason, "effect-unknown", decision)
 
     def _end(self, run: Run, call: ToolCall, happened: bool) -> None:
         try:
@@ -413,18 +332,16 @@ class ToolGateway:
         except StoreError as error:
             _LOG.warning("an effect stays marked as unknown: %s", error)
 
-    async def _cached(
-        self, run: Run, tool: Tool, call: ToolCall, decision: Decision, pinned: Mapping[str, str]
-    ) -> tuple[Outcome, bool]:
+    async def _cached(self, run: Run, tool: Tool, call: ToolCall, allowed: Allowed) -> tuple[Outcome, bool]:
         rule = tool.spec.cache
         assert rule is not None
         who = run.principal
         rights = [*run.scopes, *(f"role:{role}" for role in who.roles), *(f"actor:{actor}" for actor in who.actors)]
         asker = scope("" if rule.shared else who.user, rights)
-        key = CacheKey(who.tenant, asker, tool.spec.digest, decision.policy_digest, call.arguments)
+        key = CacheKey(who.tenant, asker, tool.spec.digest, allowed.decision.policy_digest, call.arguments)
 
         async def read() -> Json:
-            outcome = await self._invoke(run, tool, call, pinned)
+            outcome = await self._invoke(run, tool, call, allowed)
             if outcome.status != "ok":
                 raise _Failed(outcome)
             return outcome.stored()
@@ -435,8 +352,8 @@ class ToolGateway:
             return failed.outcome, False
         return Outcome.restored(value), hit
 
-    async def _invoke(self, run: Run, tool: Tool, call: ToolCall, pinned: Mapping[str, str]) -> Outcome:
-        context = Context(run, self._world, self._clock, call.id, call.idempotency_key, pinned)
+    async def _invoke(self, run: Run, tool: Tool, call: ToolCall, allowed: Allowed) -> Outcome:
+        context = Context(run, self._world, self._clock, call.id, call.idempotency_key, allowed.pins)
         return await invoke(tool, context, call.arguments, self._redactor, self._workers)
 
     # ---------------------------------------------------------------- records and bookkeeping
@@ -447,7 +364,19 @@ class ToolGateway:
         try:
             return records.decided(self._audit, kind, run, tool.spec, call, decision, approval_id)
         except AuditError:
-            raise _Refused("error", f"{call.tool}: the arguments have no canonical form, so nothing was done") from None
+            raise Refused("error", f"{call.tool}: the arguments have no canonical form, so nothing was done") from None
+
+    def _tell(self, run: Run, tool: Tool, call: ToolCall, decision: Decision, approval_id: str = "") -> None:
+        self._post(self._record(run, tool, call, "tool.decision", decision, approval_id))
+
+    def _denied(
+        self, run: Run, tool: Tool, call: ToolCall, reason: str, rule: str, allowed: Decision | None = None
+    ) -> Refused:
+        """A recorded denial that is the gateway's own, also of what the policies allowed."""
+        digest = allowed.policy_digest if allowed else ""
+        denied = Decision("deny", f"{call.tool}: {reason}", (rule,), digest)
+        self._tell(run, tool, call, denied)
+        return Refused("denied", denied.reason, denied)
 
     def _post(self, record: dict[str, Json]) -> None:
         """Record what is decided or over already. A log that fails refuses the next call, not this one's result."""
@@ -456,14 +385,19 @@ class ToolGateway:
         except AuditError as error:
             _LOG.error("the audit record %s was not written: %s", record["type"], error)
 
-    def _settle(self, reservation: "Reservation", spent: bool, seconds: float) -> None:
+    def _settle(self, reservation: "Reservation", spent: bool, moved: bool, seconds: float) -> None:
         try:
-            self._budgets.settle(reservation, spent, milliseconds=int(seconds * 1000))
+            self._budgets.settle(reservation, spent, milliseconds=int(seconds * 1000), moved=moved)
         except AgentopsError as error:
             _LOG.warning("a reservation stays counted as spent: %s", error)
 
     def _remember(self, run: Run, tool: Tool, call: ToolCall, outcome: Outcome, labels: Labels) -> Labels:
-        """Join what was returned into what the conversation has read; the labels of the whole result."""
+        """Join what was returned into what the conversation has read; the labels of the whole result.
+
+        `labels`: of the tool and the call's arguments. A declassifier's refusal keeps them: its text may repeat those.
+        """
+        if tool.spec.declassifies and outcome.status == "ok":
+            labels = tool.spec.labels
         if tool.spec.reads:
             labels = labels.join(
                 self._readings.stored(run.principal.tenant, records.tags(tool.spec.reads, call.arguments))
@@ -471,9 +405,10 @@ class ToolGateway:
         if tool.spec.declassifies and labels != labels.join(call.labels):
             self._post(records.declassified(run, call, labels))
         # Also an error's text is what the tool's sources wrote.
-        parts = [(outcome.plain or outcome.error, labels), *outcome.marked]
+        marked = [(value, labels.join(marks)) for value, marks in outcome.marked]
+        parts = [(outcome.plain or outcome.error, labels), *marked]
         self._readings.remember(run, parts, effect=tool.spec.effect != "read")
-        return functools.reduce(Labels.join, (marks for _, marks in outcome.marked), labels)
+        return functools.reduce(Labels.join, (marks for _, marks in marked), labels)
 
     async def _apart(self, work: Awaitable[None]) -> None:
         """Wait for `work`, which goes on when the caller is cancelled."""
@@ -481,6 +416,11 @@ class ToolGateway:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         await asyncio.shield(task)
+
+
+def _once(tool: Tool) -> bool:
+    """Whether the gateway must see to it that an effect is not repeated, because the tool does not."""
+    return tool.spec.effect != "read" and not tool.spec.idempotent
 
 
 def _encoded(arguments: Mapping[str, Json]) -> bytes:

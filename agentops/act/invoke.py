@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended. `refused`: the tool said no cleanly, so nothing was done."""
+    """How a call ended. `refused`: it was not begun, or the tool said no cleanly, so nothing was done."""
 
     status: CallStatus
     value: Json = None
@@ -51,8 +51,10 @@ class Outcome:
     def restored(cls, stored: Json) -> "Outcome":
         """The outcome that `stored` was made of."""
         value = stored["value"]
+        encoded = orjson.dumps(value)
         marked = tuple((part, Labels(*labels)) for part, *labels in stored.get("marked", ()))
-        return cls("ok", value, encoded=orjson.dumps(value), plain=stored.get("plain", value), marked=marked)
+        plain = stored["plain"] if marked else orjson.loads(encoded)
+        return cls("ok", value, encoded=encoded, plain=plain, marked=marked)
 
 
 async def invoke(
@@ -64,13 +66,16 @@ async def invoke(
         status ok with a JSON value of at most 256 kB, or timeout or error with a text that is safe to show.
     """
     name, clock = tool.spec.name, context.clock
-    outcome = Outcome("timeout", error=f"{name}: there was no time left for it")
+    outcome = Outcome("timeout", error=f"{name}: there was no time left for it", refused=True)
+    encoded = orjson.dumps(arguments)  # each try gets its own: what one tool changed in them was not decided on
     for _ in range(2 if tool.spec.idempotent else 1):
         limit = min(tool.spec.timeout_s, context.run.deadline - clock.now())
         if limit <= 0:
             break
         try:
-            return _checked(name, await within(clock, limit, _called(tool, context, arguments, workers, limit)))
+            return _checked(
+                name, await within(clock, limit, _called(tool, context, orjson.loads(encoded), workers, limit))
+            )
         except TimeoutError:
             outcome = Outcome("timeout", error=f"{name} did not answer in time")
         except ConnectionError:
@@ -129,7 +134,8 @@ def _checked(name: str, value: Json) -> Outcome:
             "error", error=f"{name}: the result has {len(encoded)} bytes, at most {MAX_RESULT}: ask for less"
         )
     decoded = orjson.loads(encoded)
-    return Outcome("ok", decoded, encoded=encoded, plain=orjson.loads(plain) if marked else decoded, marked=parts)
+    # Not the same object twice: what was read is remembered as it was, whatever the caller does with the value.
+    return Outcome("ok", decoded, encoded=encoded, plain=orjson.loads(plain), marked=parts)
 
 
 def _dumped(value: Json, marked: Callable[[Marked], Json]) -> bytes:

@@ -18,7 +18,7 @@ from agentops import graph
 from agentops.act.deadline import within
 from agentops.errors import PlanError
 from agentops.graph import Clock
-from agentops.types import AgentSpec, CallStatus, Gateway, Labels, Plan, Run, Step, ToolCall, ToolResult
+from agentops.types import AgentSpec, CallStatus, Gateway, Labels, Plan, Ref, Run, Step, ToolCall, ToolResult
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 1.0  # the gateway ends calls at the run's deadline; what it could not end is cancelled this much later
@@ -131,7 +131,8 @@ class _Execution:
             used = [self.results[name].labels for name in graph.references(value)]
             if used:  # what a plan takes from a result has the result's label; the rest the gateway looks up
                 worst = functools.reduce(Labels.join, used)
-                sources[argument] = worst.integrity
+                if isinstance(value, Ref) or worst.integrity == "untrusted":  # beside a reference stand a model's words
+                    sources[argument] = worst.integrity
                 labels = labels.join(worst)
         try:
             arguments = graph.resolve(step.arguments, values)

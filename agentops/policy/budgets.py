@@ -102,7 +102,14 @@ class Budgets:
             self._open[reservation.id] = accounts
             return reservation
 
-    def settle(self, reservation: Reservation, spent: bool, tokens: int | None = None, milliseconds: int = 0) -> None:
+    def settle(
+        self,
+        reservation: Reservation,
+        spent: bool,
+        tokens: int | None = None,
+        milliseconds: int = 0,
+        moved: bool = True,
+    ) -> None:
         """Close a reservation. Once; then nothing.
 
         Args:
@@ -110,6 +117,7 @@ class Budgets:
             spent: True keeps calls and money counted; otherwise they go back.
             tokens: what was used, more or less than was reserved; None: what was reserved if `spent`, else none.
             milliseconds: how long the tool or model was busy; charged in either case.
+            moved: False gives the money back though the call was `spent`: the tool refused to move it.
 
         Raises:
             StoreError: the shared state cannot answer: what should have gone back stays counted.
@@ -117,7 +125,7 @@ class Budgets:
         with self._lock:
             accounts = self._open.pop(reservation.id, ())
             used = (reservation.tokens if spent else 0) if tokens is None else min(max(0, tokens), NO_LIMIT)
-            back = (0, 0 if spent else -reservation.money_cents, min(0, used - reservation.tokens), 0)
+            back = (0, 0 if spent and moved else -reservation.money_cents, min(0, used - reservation.tokens), 0)
             behind = []
             for account in accounts:
                 if account.day not in ("", reservation.day):

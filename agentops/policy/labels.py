@@ -61,7 +61,7 @@ class Readings:
         try:
             if effect:
                 self._store_waiting()
-            if known is None or (effect and known.integrity == "trusted"):
+            if known is None or (effect and known != WORST):
                 known = self._stored(key).join(known or LEAST)
                 self._keep(key, known)
         except StoreError:

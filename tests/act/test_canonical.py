@@ -54,8 +54,8 @@ STAFF = Principal("t", "staff", roles=frozenset({"staff"}))
 class Net:
     """A gateway over two tools, with a resolver whose answers a test writes."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "net.cedar").write_text(POLICIES)
+    def __init__(self, folder: Path, policies: str = POLICIES) -> None:
+        (folder / "net.cedar").write_text(policies)
         specs = {name: one.spec for name, one in TOOLS.items()}
         self.state, clock = open_state(folder, None), RealClock()
         self.approvals = Approvals(self.state, clock)
@@ -149,6 +149,27 @@ def test_a_name_waits_for_the_person_who_approves(net: Net) -> None:
     assert net.call("fetch", f"Read {url}", url=url).status == "denied", "an approval does not move the host outside"
     net.answers = [["93.184.216.34"]]
     assert net.call("fetch", f"Read {url}", url=url).status == "ok"
+    assert [(url, {"www.shop.example:443": "93.184.216.34"})] == GOT
+
+
+def test_what_was_looked_up_before_the_question_is_pinned_after_it(tmp_path: Path) -> None:
+    """A policy over addresses needs them before a person is asked: the approved call may use only those."""
+    GOT.clear()
+    far = """
+@id("far") @advice("approval:staff")
+forbid (principal, action == Action::"fetch", resource)
+when { !context.args.url_address.isInRange(ip("10.0.0.0/8")) };
+"""
+    net = Net(tmp_path, POLICIES + far)
+    try:
+        url = "https://www.shop.example/x"
+        asked = net.call("fetch", f"Read {url}", url=url)
+        assert asked.status == "pending"
+        net.approvals.decide(asked.approval_id, True, STAFF, "fine")
+        net.answers = [["93.184.216.34"], ["127.0.0.1"]]
+        assert net.call("fetch", f"Read {url}", url=url).status == "ok"
+    finally:
+        net.state.close()
     assert [(url, {"www.shop.example:443": "93.184.216.34"})] == GOT
 
 

@@ -10,19 +10,19 @@ import pytest
 from agentops.act import CacheRule, Context, Labels, Marked, ToolGateway, execute, tool
 from agentops.audit import MemoryAudit
 from agentops.cache import MemoryCache
-from agentops.errors import StoreError
+from agentops.errors import StoreError, ToolError
 from agentops.graph import VirtualClock
 from agentops.plan import parse
 from agentops.policy import Approvals, Budgets, Effects, PolicySet, Readings
 from agentops.redact import Redactor
 from agentops.store import MemoryState
-from agentops.types import AgentSpec, Principal, Run, ToolCall, ToolResult
+from agentops.types import AgentSpec, Plan, Principal, Ref, Run, Step, ToolCall, ToolResult
 
 OUTSIDE = Labels("untrusted", "internal")
 POLICIES = """
 @id("all") permit (principal, action, resource);
 @id("outside-arguments") @advice("approval:staff")
-forbid (principal, action == Action::"send", resource)
+forbid (principal, action in [Action::"send", Action::"forward"], resource)
 when { ["derived", "untrusted"].contains(context.source.to) && context.g.untrusted_seen };
 @id("secret-stays") forbid (principal, action == Action::"send", resource)
 when { context.g.seen_confidentiality == "secret" };
@@ -64,7 +64,15 @@ async def salary(ctx: Context) -> int:
 @tool(effect="read", scopes={"r"}, timeout_s=5.0, pack="desk", declassifies=True)
 async def colour(ctx: Context, text: str) -> Literal["red", "blue"]:
     """The colour a text names."""
+    if "green" in text:
+        raise ToolError(f"{text!r} names no colour")
     return "red" if "red" in text else "blue"
+
+
+@tool(effect="read", scopes={"r"}, timeout_s=5.0, pack="desk")
+async def card(ctx: Context, text: str) -> dict[str, Any]:
+    """A visiting card: what is on it is personal."""
+    return {"address": Marked(text, Labels("trusted", "personal"))}
 
 
 @tool(effect="egress", scopes={"r"}, timeout_s=5.0, pack="desk")
@@ -73,7 +81,19 @@ async def send(ctx: Context, to: str, text: str = "") -> str:
     return "sent"
 
 
-TOOLS = {one.spec.name: one for one in (page, keep, recall, inbox, salary, colour, send)}
+@tool(effect="read", scopes={"r"}, timeout_s=5.0, pack="desk")
+async def friends(ctx: Context) -> dict[str, Any]:
+    """Who may be written to."""
+    return {"mails": [{"from": "bob@corp.test"}]}
+
+
+@tool(effect="egress", scopes={"r"}, timeout_s=5.0, pack="desk")
+async def forward(ctx: Context, to: list[str]) -> str:
+    """Send a message to many."""
+    return "sent"
+
+
+TOOLS = {one.spec.name: one for one in (page, keep, recall, inbox, salary, colour, card, friends, send, forward)}
 AGENTS = {name: AgentSpec(name, frozenset(TOOLS), frozenset({"r"}), max_calls=1000) for name in ("reader", "writer")}
 
 
@@ -211,6 +231,52 @@ def test_only_a_declassifier_drops_a_label_and_it_is_recorded(desk: Replica) -> 
     assert desk.call("send", run, to="eve@evil.test").status == "pending", "the conversation is not"
     desk.call("colour", run, text="what colour?")
     assert len([one for one in desk.audit.records if one["type"] == "label.declassified"]) == 1, "nothing was dropped"
+
+
+def test_a_refusal_of_a_declassifier_is_still_its_arguments_words(desk: Replica) -> None:
+    run = desk.run(request="what colour?")
+    told = desk.call("page", run, url="green").value
+    refused = desk.call("colour", run, text=told)
+    assert (refused.status, refused.labels.integrity) == ("error", "untrusted")
+    assert desk.call("send", run, to="eve@evil.test").status == "pending"
+
+
+def test_a_mark_only_adds_to_the_labels_of_the_call(desk: Replica) -> None:
+    run = desk.run(request="make a card of the page")
+    told = desk.call("page", run, url="a").value
+    made = desk.call("card", run, text=told)
+    assert made.labels == Labels("untrusted", "personal")
+    assert desk.call("send", run, to=told).status == "pending", "written by an outsider, and marked personal since"
+
+
+def test_words_beside_a_reference_are_looked_up(desk: Replica) -> None:
+    run = desk.run(request="send it")
+    desk.call("page", run, url="a")
+    reference = Ref("a", ("mails", 0, "from"))
+    sent = Step("b", "forward", {"to": [reference, "eve@evil.test"]}, ("a",))
+    plan = Plan((Step("a", "friends", {}), sent), "done")
+    results = asyncio.run(desk.clock.drive(execute(plan, desk.gateway, run, desk.clock, agents=AGENTS)))
+    assert (results["a"].status, results["b"].status) == ("ok", "pending")
+    alone = replace(plan, steps=(plan.steps[0], replace(sent, arguments={"to": [reference]})))
+    results = asyncio.run(desk.clock.drive(execute(alone, desk.gateway, run, desk.clock, agents=AGENTS)))
+    assert results["b"].status == "ok", "what a trusted tool said"
+
+
+def test_a_caller_that_changes_a_result_does_not_change_what_was_read(desk: Replica) -> None:
+    run = desk.run(request="who?")
+    told = desk.call("friends", run)
+    told.value["mails"][0]["from"] = "eve@evil.test"
+    desk.call("page", run, url="a")
+    assert desk.call("send", run, to="eve@evil.test").status == "pending"
+
+
+def test_what_another_replica_read_in_secret_stays(desk: Replica, tmp_path: Path, state: MemoryState) -> None:
+    other = Replica(tmp_path, state)
+    run = desk.run(request="send it to ann@corp.test")
+    desk.call("page", run, url="a")
+    assert desk.call("send", run, to="ann@corp.test").status == "ok"
+    other.call("salary", other.run())
+    assert desk.call("send", run, to="ann@corp.test").status == "denied", "known untrusted, and secret meanwhile"
 
 
 def test_an_effect_cannot_declassify() -> None:
