@@ -12,7 +12,7 @@ import contextlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentops.audit import cosign, notes
+from agentops.audit import cosign, names, notes
 from agentops.audit.heads import Anchor
 from agentops.audit.places import AppendFileAnchor, GitAnchor
 from agentops.audit.remote import S3Anchor, WitnessAnchor
@@ -52,6 +52,8 @@ def claims(anchor: Anchor, public: bytes) -> list[Claim]:
             continue
         with contextlib.suppress(AuditError):  # another host's head in a shared place
             head = notes.open_note(note, public)
+            if not names.NAME.fullmatch(head.log):  # the same key signs exports
+                continue
             found[note] = Claim(head.log, head.size, head.root.hex(), f"the anchor {anchor.spec}")
     if not found:
         raise AuditError(

@@ -54,11 +54,8 @@ def heads(folder: Path, public: bytes) -> list[Head]:
     Raises:
         AuditError: a checkpoint is not signed by this key.
     """
-    found = []
-    for name in names.system_names(folder):
-        if logfile.read_checkpoint(folder, name, public) is not None:
-            found.append(head_of(folder, name, public))
-    return found
+    signed = [logfile.read_note(folder, name, public) for name in names.system_names(folder)]
+    return [Head(folder, *one) for one in signed if one is not None]
 
 
 def head_of(folder: Path, name: str, public: bytes) -> Head:
@@ -67,8 +64,7 @@ def head_of(folder: Path, name: str, public: bytes) -> Head:
     Raises:
         AuditError: it has none, or one that this key did not sign.
     """
-    try:
-        note = (folder / f"{name}.checkpoint").read_bytes()
-    except OSError as error:
-        raise AuditError(f"{name}.checkpoint cannot be read: {error.strerror}") from None
-    return Head(folder, notes.open_note(note, public), note)
+    signed = logfile.read_note(folder, name, public)
+    if signed is None:
+        raise AuditError(f"{name}.log has no signed head yet: a few seconds after its first record it has")
+    return Head(folder, *signed)

@@ -27,7 +27,9 @@ from agentops.graph import Clock, RealClock
 from agentops.types import Json
 
 BATCH = 1024  # records of one flush
-BACKLOG = 100_000  # records posted but not flushed before `post` refuses
+BATCH_BYTES = 4 * 1024 * 1024  # of them: a log must stay far below what a reader takes for a log
+BACKLOG = 100_000  # records that wait before `post` refuses
+BACKLOG_BYTES = 256 * 1024 * 1024  # of them
 _SIMULATED = b"agentops simulation"
 _ORIGIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -91,6 +93,7 @@ class AuditLog:
         self._publisher = Publisher(folder, notes.public_bytes(self._key), anchors)
         self._logs = Logs(folder, origin, self._key, self._now_ms)
         self._queue: deque[Item] = deque()
+        self._waiting = 0  # bytes in the queue
         self._wake = threading.Condition()
         self._checkpoint_wanted: list[Waiter] = []
         self._closing = False
@@ -120,10 +123,11 @@ class AuditLog:
         """Hand in a record without waiting: it is durable with the next flush, and before any later `append` returns.
 
         Raises:
-            AuditError: as `append`; or 100,000 records wait; or an earlier posted record could not be written.
+            AuditError: as `append`; or 100,000 records or 256 MiB wait; or an earlier posted record could not be
+                written.
         """
-        if len(self._queue) >= BACKLOG:
-            raise AuditError(f"{BACKLOG} audit records wait for the disk: slow down or wait for `append`")
+        if len(self._queue) >= BACKLOG or self._waiting >= BACKLOG_BYTES:
+            raise AuditError(f"{len(self._queue)} audit records wait for the disk: slow down or wait for `append`")
         self._put(record, None)
 
     def subject(self, tenant: str, user: str) -> str:
@@ -146,6 +150,9 @@ class AuditLog:
     def erase(self, tenant: str, user: str) -> str:
         """Erase the person's key for good and record that, by their id alone.
 
+        "subject.erasing" is durable before anything is destroyed: an erasure that is cut off half-way, or finished by
+        another try, leaves no id that nobody can explain.
+
         Returns:
             the id; "" when there was no key.
 
@@ -153,6 +160,8 @@ class AuditLog:
             AuditError: the erasure cannot be recorded.
             StoreError: the key cannot be erased: try again.
         """
+        if known := self.subjects.known(tenant, user):
+            self.append_now({"type": "subject.erasing", "tenant": tenant, "subject": known})
         id = self.subjects.erase(tenant, user)
         if id:
             self.append_now({"type": "subject.erased", "tenant": tenant, "subject": id})
@@ -218,6 +227,7 @@ class AuditLog:
         with self._wake:
             self._refuse_if_closed(tenant)
             self._queue.append(item)
+            self._waiting += len(data)
             self._wake.notify()
 
     def _run(self) -> None:
@@ -230,7 +240,7 @@ class AuditLog:
                     if wait is not None and wait <= 0:
                         break
                     self._wake.wait(None if wait is None else max(0.01, wait))
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
+                batch = self._taken()
                 wanted = self._checkpoint_wanted if not batch else []
                 if wanted:
                     self._checkpoint_wanted = []
@@ -241,6 +251,17 @@ class AuditLog:
             if finished:
                 self._logs.close()
                 return
+
+    def _taken(self) -> list[Item]:
+        """The next records to flush at once, out of the queue."""
+        batch: list[Item] = []
+        size = 0
+        while self._queue and len(batch) < BATCH and size < BATCH_BYTES:
+            item = self._queue.popleft()
+            size += len(item[2])
+            batch.append(item)
+        self._waiting -= size
+        return batch
 
     def _flush(self, batch: list[Item]) -> None:
         of_tenant: dict[str, list[Item]] = {}

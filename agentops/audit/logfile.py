@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -245,13 +246,11 @@ def read_log(folder: Path, name: str) -> bytes:
     """The bytes of a log as it lies there.
 
     Raises:
-        AuditError: it is missing, too large to be a log, or cannot be read.
+        AuditError: it is missing, no regular file, too large to be a log, or cannot be read.
     """
     path = folder / f"{name}.log"
     try:
-        if path.stat().st_size > frames.MAX_LOG:
-            raise AuditError(f"{name}.log is larger than any log can be ({frames.MAX_LOG} bytes)")
-        return path.read_bytes()
+        return _content(path)
     except FileNotFoundError:
         raise AuditError(f"{name}.log is missing, but its signed checkpoint is there: the log was removed") from None
     except OSError as error:
@@ -264,19 +263,28 @@ def read_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint 
     Raises:
         AuditError: it is not signed by this key, or is another log's.
     """
-    path = folder / f"{name}.checkpoint"
+    signed = read_note(folder, name, public)
+    return None if signed is None else signed[0]
+
+
+def read_note(folder: Path, name: str, public: bytes) -> tuple[notes.Checkpoint, bytes] | None:
+    """As `read_checkpoint`, with the bytes of the signed note.
+
+    Raises:
+        AuditError: as `read_checkpoint`, or it cannot be read.
+    """
     try:
-        with path.open("rb") as file:
-            note = file.read(64 * 1024)
+        note = _content(folder / f"{name}.checkpoint")
+        checkpoint = notes.open_note(note, public)
     except FileNotFoundError:
         return None
-    try:
-        checkpoint = notes.open_note(note, public)
+    except OSError as error:
+        raise AuditError(f"{name}.checkpoint cannot be read: {error.strerror}") from None
     except AuditError as error:
         raise AuditError(f"{name}.checkpoint: {error}") from None
     if checkpoint.log != name:
         raise AuditError(f"{name}.checkpoint: is the checkpoint of another log, {checkpoint.log!r}")
-    return checkpoint
+    return checkpoint, note
 
 
 def readable_checkpoint(folder: Path, name: str, public: bytes) -> notes.Checkpoint | None:
@@ -305,8 +313,19 @@ def _lock(path: Path, flags: int) -> int | None:
     return descriptor
 
 
+def _content(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that was put there must not block
+    try:
+        return _read_all(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
 def _read_all(descriptor: int, path: Path) -> bytes:
-    size = os.fstat(descriptor).st_size
+    status = os.fstat(descriptor)
+    size = status.st_size
+    if not stat.S_ISREG(status.st_mode):
+        raise AuditError(f"{path.name} is not a regular file: nothing of ours lies there")
     if size > frames.MAX_LOG:
         raise AuditError(f"{path.name} has {size} bytes: a log ends at {frames.MAX_LOG}, so this is not one of ours")
     parts: list[bytes] = []

@@ -186,13 +186,16 @@ def replace_durably(path: Path, content: bytes) -> None:
 
 
 def write_durably(path: Path, content: bytes, mode: int) -> None:
-    """Create `path` with exactly `mode` and flush it to the disk."""
+    """Create `path` with exactly `mode` and flush it to the disk; when that fails, nothing of it is left."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)  # a full disk would collect one every few seconds
+        raise
     finally:
         os.close(descriptor)
 

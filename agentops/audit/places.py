@@ -24,16 +24,7 @@ _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 # What a repository's own files could have git run, or show instead of what was committed.
 _PLAIN = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "log.showSignature=false", "log.follow=false")
 # Both sides of every merge, as text whatever the attributes say: a merge that takes neither line hides none.
-_HISTORY = (
-    "--full-history",
-    "-m",
-    "--text",
-    "--no-textconv",
-    "--no-ext-diff",
-    "--no-color",
-    "--format=",
-    "--unified=0",
-)
+_HISTORY = ("--full-history", "-m", "--text", "--no-textconv", "--no-ext-diff", "--no-color", "--unified=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +93,7 @@ class GitAnchor:
         if self._upstream():
             self._git("fetch", "--quiet")
             branch = "@{upstream}"
-        history = self._git("log", "--patch", *_HISTORY, branch, "--", _FILE)
+        history = self._git("log", "--format=", "--patch", *_HISTORY, branch, "--", _FILE)
         return _parse(line[1:] for line in history.splitlines() if line.startswith(b"+{"))
 
     def _upstream(self) -> bool:

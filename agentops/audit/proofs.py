@@ -46,7 +46,7 @@ class Commitments:
         self._newest: dict[str, Line] = {}
         self._notes: dict[str, tuple[notes.Checkpoint, bytes]] = {}
         for system in names.system_names(folder):
-            signed = signed_head(folder, system, public)
+            signed = logfile.read_note(folder, system, public)
             if signed is None:
                 continue
             self._notes[system] = signed
@@ -91,7 +91,7 @@ class Target:
 
 def target(commitments: Commitments, name: str, at_least: int = 1) -> Target | None:
     """The best vouched tree of a log with at least so many records; None when none is signed yet."""
-    signed = signed_head(commitments.folder, name, commitments.public)
+    signed = logfile.read_note(commitments.folder, name, commitments.public)
     line = commitments.newest(name)
     if line is not None and line.size >= at_least:
         own = signed is not None and (signed[0].size, signed[0].root.hex()) == (line.size, line.root)
@@ -190,22 +190,6 @@ def read_envelope(envelope: bytes, name: str, index: int) -> dict[str, Json]:
     table = json.loads(envelope)
     own = table["log"] if "log" in table else table["record"]
     return {**own, "log": name, "index": index, "at": int(table["time_ms"]) / 1000}
-
-
-def signed_head(folder: Path, name: str, public: bytes) -> tuple[notes.Checkpoint, bytes] | None:
-    """A log's checkpoint and its note.
-
-    Raises:
-        AuditError: it is not signed by this key, or is another log's.
-    """
-    try:
-        note = (folder / f"{name}.checkpoint").read_bytes()
-    except OSError:
-        return None
-    checkpoint = notes.open_note(note, public)
-    if checkpoint.log != name:
-        raise AuditError(f"{name}.checkpoint is the checkpoint of another log, {checkpoint.log!r}")
-    return checkpoint, note
 
 
 def heads_of(envelope: bytes) -> dict[str, list]:

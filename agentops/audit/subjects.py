@@ -82,6 +82,18 @@ class SubjectKeys:
             rows = db.execute("SELECT key FROM subjects WHERE id = ?", (id,)).fetchall()
         return Subject(id, rows[0][0]) if rows else None
 
+    def known(self, tenant: str, user: str) -> str:
+        """The id of this person; "" when there is no key. Makes none.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        with self._lock:
+            who = self._who(tenant, user)
+            with self._used(begin="") as db:
+                rows = db.execute("SELECT id FROM subjects WHERE who = ?", (who,)).fetchall()
+        return rows[0][0] if rows else ""
+
     def erase(self, tenant: str, user: str) -> str:
         """Destroy the person's key and id, in the file and its write-ahead log; when it returns, that is on disk.
 

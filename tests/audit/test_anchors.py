@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,19 @@ from botocore.response import StreamingBody
 from botocore.stub import ANY, Stubber
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agentops.audit import AuditLog, AuditReport, anchors, heads, notes, proofs, publishing, remote, verify, witness
+from agentops.audit import (
+    AuditLog,
+    AuditReport,
+    anchors,
+    export,
+    heads,
+    notes,
+    proofs,
+    publishing,
+    remote,
+    verify,
+    witness,
+)
 from agentops.errors import AuditError
 
 
@@ -110,6 +123,14 @@ def test_a_new_key_and_a_new_history_are_caught(tenants: Path, spec: str) -> Non
     assert verify(tenants).ok
     with pytest.raises(AuditError, match="the key was replaced"):
         against(tenants, place)
+
+
+def test_another_statement_of_the_key_is_no_head(tenants: Path, tmp_path: Path) -> None:
+    export.export(tenants, tmp_path / "out.jsonl")
+    note = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[-1])["end"]
+    (tmp_path / "heads").write_text(json.dumps({"note": note}) + "\n")
+    with pytest.raises(AuditError, match="keeps no head signed by this key"):
+        anchors.claims(anchors.open_anchor(f"file:{tmp_path}/heads"), notes.load_public_key(tenants))
 
 
 def test_an_anchor_that_does_not_answer_is_an_error(tenants: Path, tmp_path: Path) -> None:

@@ -138,6 +138,27 @@ def test_a_full_backlog_refuses_instead_of_growing(tmp_path: Path, monkeypatch: 
         gate.set()
 
 
+def test_long_records_that_wait_together_make_no_log_that_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "BACKLOG_BYTES", 60 * 1024 * 1024)
+    gate = threading.Event()
+    flush = os.fdatasync
+    record = {"number": 1, "text": "x" * (1024 * 1024 - 100)}
+    with AuditLog(tmp_path, "desk") as audit:
+        audit.append_now({"number": 0})
+        monkeypatch.setattr(os, "fdatasync", lambda descriptor: (gate.wait(5), flush(descriptor)))
+        audit.post({"number": 1})
+        time.sleep(0.05)
+        for _ in range(61):
+            audit.post(record)
+        with pytest.raises(AuditError, match="61 audit records wait for the disk"):
+            audit.post(record)
+        gate.set()
+    assert max(path.stat().st_size for path in tmp_path.glob("*.log")) < 24 * 1024 * 1024
+    assert numbers(tmp_path) == [0] + [1] * 62
+
+
 def test_logs_rotate_and_the_new_one_remembers_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logfile, "ROTATE_BYTES", 1000)
     with AuditLog(tmp_path, "desk") as audit:
@@ -188,6 +209,21 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, monkeyp
         audit.append_now({"number": 2})
     assert numbers(tmp_path) == [0, 2]
     assert verify(tmp_path).ok
+
+
+def test_a_full_disk_collects_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with AuditLog(tmp_path, "desk") as audit:
+        audit.append_now({"number": 0})
+        audit.append_now({"number": 1})
+        before = sorted(tmp_path.iterdir())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(AuditError, match="No space left"):
+                audit.checkpoint()
+        assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_failed_flush_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

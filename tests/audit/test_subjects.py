@@ -214,6 +214,23 @@ def test_a_subject_seen_lately_costs_microseconds(path: Path) -> None:
     assert (time.thread_time() - started) / 10_000 < 20e-6
 
 
+def test_an_erasure_that_is_cut_off_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subjects, "BUSY_S", 0.2)
+    folder = tmp_path / "audit"
+    with AuditLog(folder, "desk") as log:
+        mara = log.subject("shop", "mara")
+        reader = sqlite3.connect(folder / "subjects.db")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM subjects").fetchall()
+        with pytest.raises(StoreError, match="erase again"):
+            log.erase("shop", "mara")
+        reader.close()
+        log.erase("shop", "mara")
+        log.erase("shop", "nobody")
+    [erasing] = [record for record in records(folder) if record.get("type") == "subject.erasing"]
+    assert erasing["subject"] == mara
+
+
 def test_the_log_still_verifies_and_its_digests_mean_nothing_any_more(tmp_path: Path) -> None:
     folder = tmp_path / "audit"
     with AuditLog(folder, "desk") as log:

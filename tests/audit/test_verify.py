@@ -1,6 +1,7 @@
 """Tampering: what an outsider with the public key catches, and what only an anchor catches."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -326,6 +327,22 @@ def test_records_that_are_no_json_are_an_error_for_readers(folder: Path) -> None
     add(folder, b'{"record":nonsense,"time_ms":1}')
     with pytest.raises(AuditError, match="record 13 is not readable"):
         list(records(folder))
+
+
+@pytest.mark.parametrize("suffix", ["log", "checkpoint"])
+@pytest.mark.parametrize("what", ["pipe", "zeros", "folder"])
+def test_what_is_no_file_is_reported_and_never_waited_for(folder: Path, suffix: str, what: str) -> None:
+    [path] = folder.glob(f"*.{suffix}")
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "zeros":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    assert not verify(folder).ok
+    with pytest.raises(AuditError):
+        AuditLog(folder, "desk").close()
 
 
 def test_thousands_of_frame_starts_do_not_stall_verification(folder: Path) -> None:
