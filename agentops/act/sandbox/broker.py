@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+
 from agentops.act.sandbox.egress import MAX_BODY, METHODS, Egress, Response, checked_headers, destination
 from agentops.act.sandbox.secrets import Secret, Secrets
 from agentops.act.sandbox.wire import Channel
@@ -58,12 +60,17 @@ class Broker:
         self._relaying: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._count = 0
-        self._told = False
+        self._told: set[str] = set()
 
     @property
     def spotless(self) -> bool:
         """Whether the process may serve another call: it was told no secret, and no answer to it is under way."""
         return not self._told and all(task.done() for task in self._serving)
+
+    def gives_away(self, answer: Mapping[str, Any]) -> bool:
+        """Whether an answer has a secret in it that the process was told."""
+        encoded = orjson.dumps(answer) if self._told else b""
+        return any(orjson.dumps(value)[1:-1] in encoded for value in self._told)
 
     def ask(self, message: Mapping[str, Any]) -> None:
         """Begin to serve one request of the process.
@@ -220,7 +227,7 @@ class Broker:
             self._note(seen, error)
             raise
         self._note(seen)
-        self._told = True
+        self._told.add(secret.value)
         return {"value": secret.value}
 
     def _permitted(self, place: Url) -> Url:

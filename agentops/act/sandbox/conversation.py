@@ -144,6 +144,8 @@ async def converse(worker: Worker, call: Call, services: Services) -> tuple[Json
         await asyncio.wait((answer, flood), return_when=asyncio.FIRST_COMPLETED)
         if flood.done():
             raise SandboxError(f"{tool.spec.name} printed more than {MAX_FLOOD} bytes")
+        if broker.gives_away(answer.result()):
+            raise SandboxError(f"{tool.spec.name} returned a secret that it was told")
         return _outcome(answer.result(), services), broker.spotless
     finally:
         flood.cancel()

@@ -180,9 +180,16 @@ def test_a_raw_secret_needs_both_sides_and_its_worker_is_not_used_again(lab: Any
     with pytest.raises(SandboxError, match="not readable"):
         lab.go("secret", name="shop", context=context)
     assert lab.go("echo", text="a", context=context)["process"] == first
-    assert lab.go("secret", name="raw", context=context) == RAW
+    assert lab.go("secret", name="raw", context=context) == RAW[::-1]
     assert lab.go("echo", text="a", context=context)["process"] != first
     assert [record["outcome"] for record in lab.records if record["action"] == "secret"] == ["denied", "ok"]
+
+
+@pytest.mark.parametrize("show", ["value", "refusal"])
+def test_a_told_secret_does_not_come_back_as_an_answer(lab: Any, show: str) -> None:
+    with pytest.raises(SandboxError, match="returned a secret") as caught:
+        lab.go("secret", name="raw", show=show)
+    assert RAW not in str(caught.value)
 
 
 # ---------------------------------------------------------------- connections

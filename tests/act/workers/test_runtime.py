@@ -67,6 +67,7 @@ def test_an_isolated_tool_is_served_with_its_credential(
     shop: Path, server: Any, living: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAB_SHOP_KEY", "k3y-of-the-shop-in-the-environment")
+    before = living()
     assert check(shop) == []
 
     async def served() -> tuple[Any, Any]:
@@ -88,4 +89,4 @@ def test_an_isolated_tool_is_served_with_its_credential(
     assert server.seen[-1][2]["Authorization"] == "Bearer k3y-of-the-shop-in-the-environment"
     assert "k3y" not in str(result) + text
     assert result.value["variable"] is None
-    assert not living()
+    assert living() <= before
