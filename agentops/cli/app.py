@@ -42,7 +42,20 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 Since = Annotated[str, typer.Option(help="From this time: 24h, 30d, or 2026-12-01[T10:00] (UTC).")]
 Until = Annotated[str, typer.Option(help="Up to, not including, this time.")]
-ProjectDir = Annotated[Path | None, typer.Option("--project", help="The project's folder; default: found from here.")]
+
+
+def _project(given: Path | None) -> Path | None:
+    if given is None:
+        return None
+    from agentops.project import find
+
+    return find(given)
+
+
+ProjectDir = Annotated[
+    Path | None,
+    typer.Option("--project", callback=_project, help="A folder of the project; default: found from here."),
+]
 
 
 def instant(text: str) -> float:

@@ -90,7 +90,8 @@ def query(
         )
         for r in found
     ]
-    show(found, as_json, [table("", ("at", "type", "tool", "decision", "trace", "log and index"), rows)])
+    columns = ("at", "type", "tool", "decision", "trace", "log and index")
+    show(found, as_json, [table("", columns, rows) if rows else "no record matches"])
 
 
 @app.command()

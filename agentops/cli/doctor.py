@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,11 @@ from agentops import project as projects
 from agentops.act.sandbox import detect, missing
 from agentops.audit import publishing
 from agentops.errors import AgentopsError, ModelError, StoreError, available
+from agentops.graph import RealClock
 from agentops.models import weights
+from agentops.policy import KillSwitch, PolicySet, policy_problems
+from agentops.policy.decisions import SHADOW
+from agentops.store import State, open_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,10 @@ def examine(root: Path | None) -> list[Finding]:
     return [
         *found,
         Finding("project", "ok", f"{project.root.name}, {len(project.tools)} tools"),
+        *_policies(project),
         *_places(project),
+        *_state(project),
+        _decisions(project),
         *_anchors(project),
         *_mcp(project),
     ]
@@ -149,21 +157,61 @@ def _mcp(project: projects.Project) -> list[Finding]:
     if not any("mcp" in pack.settings for pack in project.packs):
         return []
     from agentops.act.mcp.states import states
-    from agentops.store import open_state
 
-    secret = project.settings.redis_url
     try:
-        state = open_state(project.home, secret.get_secret_value() if secret else None)
-        try:
+        with closing(_opened(project)) as state:
             known = states(state, project.tools)
-        finally:
-            state.close()
     except StoreError as error:
         return [Finding("mcp tools", "fail", str(error))]
     blocked = [f"{name} is {found}" for name, found in known.items() if found != "ok"]
     if not blocked:
         return [Finding("mcp tools", "ok", f"{len(known)} tools are as they were pinned, as far as was seen")]
     return [Finding("mcp tools", "fail", f"{', '.join(blocked)}: look at it with `agentops tools pin PACK`")]
+
+
+def _policies(project: projects.Project) -> list[Finding]:
+    """Whether the files on disk would come into force: what serves keeps its set until they would."""
+    specs = {name: tool.spec for name, tool in project.tools.items()}
+    problems = policy_problems(project.policies, specs, project.agents)
+    if problems:
+        detail = f"{len(problems)} problem(s), the first: {problems[0]}; `agentops check` names all. "
+        return [Finding("policies", "fail", detail + "What serves keeps the policies it has")]
+    loaded = PolicySet.load(project.policies, specs, project.agents)
+    found = [Finding("policies", "ok", f"{len(loaded.policies)} policies, {loaded.digest[:19]}")]
+    if any((project.policies / SHADOW).glob("*.cedar")):
+        found.append(Finding("shadow policies", "info", f"policies/{SHADOW} is asked too, recorded and never followed"))
+    return found
+
+
+def _state(project: projects.Project) -> list[Finding]:
+    """Whether budgets, approvals and the kill switch can be asked: without them no effect is allowed."""
+    if project.settings.redis_url is None and not (project.home / "state.db").exists():
+        return [Finding("shared state", "info", "none yet: made with the first request")]
+    try:
+        with closing(_opened(project)) as state:
+            stopped = KillSwitch(state, RealClock()).active()
+    except StoreError as error:
+        return [Finding("shared state", "fail", str(error))]
+    found = [Finding("shared state", "ok", "budgets, approvals, labels and the kill switch answer")]
+    if stopped:
+        targets = ", ".join(kill.target for kill in stopped)
+        found.append(Finding("kill switch", "info", f"stopped: {targets} (`agentops kill --list` says why)"))
+    return found
+
+
+def _opened(project: projects.Project) -> State:
+    secret = project.settings.redis_url
+    return open_state(project.home, secret.get_secret_value() if secret else None)
+
+
+def _decisions(project: projects.Project) -> Finding:
+    """What `agentops policy diff` and `advise` could read."""
+    days = sorted(folder.name.removeprefix("date=") for folder in (project.home / "decisions").glob("date=*"))
+    kept = f"kept for {project.settings.decision_days} days, encrypted"
+    if not days:
+        return Finding("decision records", "info", f"none yet; {kept}")
+    size = sum(file.stat().st_size for file in (project.home / "decisions").rglob("*") if file.is_file())
+    return Finding("decision records", "ok", f"since {days[0]}, {size / 2**20:.1f} MiB; {kept}")
 
 
 def _places(project: projects.Project) -> list[Finding]:

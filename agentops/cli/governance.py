@@ -17,12 +17,14 @@ from agentops.workspace import Workspace, local_principal, open_workspace
 approvals = typer.Typer(no_args_is_help=True, help="Calls that wait for a person.")
 
 By = Annotated[str, typer.Option("--as", help="Who decides; must not be who asked.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="As `agentops approvals list` shows it.")]
+Reason = Annotated[str, typer.Option(help="Why; kept with the approval.")]
 Role = Annotated[list[str] | None, typer.Option("--role", help="Roles of the approver; default: finance.")]
 
 
 @approvals.command("list")
 def list_(
-    status: Annotated[str, typer.Option(help="pending, approved, denied, expired or consumed.")] = "pending",
+    status: Annotated[str, typer.Option(help="pending, approved, denied, expired, or consumed: used.")] = "pending",
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +39,7 @@ def list_(
 
 @approvals.command()
 def approve(
-    approval: str, by: By, role: Role = None, reason: str = "", project: ProjectDir = None, as_json: AsJson = False
+    approval: Id, by: By, role: Role = None, reason: Reason = "", project: ProjectDir = None, as_json: AsJson = False
 ) -> None:
     """Approve a call; the waiting request goes on at once."""
     _decide(approval, True, by, role, reason, project, as_json)
@@ -45,7 +47,7 @@ def approve(
 
 @approvals.command()
 def deny(
-    approval: str, by: By, role: Role = None, reason: str = "", project: ProjectDir = None, as_json: AsJson = False
+    approval: Id, by: By, role: Role = None, reason: Reason = "", project: ProjectDir = None, as_json: AsJson = False
 ) -> None:
     """Deny a call; the waiting request is answered without it."""
     _decide(approval, False, by, role, reason, project, as_json)
@@ -84,7 +86,7 @@ def prune(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove state that nobody needs any more: ended approvals, requests that waited in vain, labels of conversations.
+    """Remove old state: ended approvals, requests that waited in vain, labels of conversations, marks of effects.
 
     Records in the audit log stay; recorded decisions have a retention of their own (decision_days).
     """

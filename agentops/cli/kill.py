@@ -14,10 +14,12 @@ from agentops.workspace import Workspace, local_principal, open_workspace
 By = Annotated[str, typer.Option("--as", help="Who does it; needs the role operator.")]
 Role = Annotated[list[str] | None, typer.Option("--role", help="Your roles; default: operator.")]
 Reason = Annotated[str, typer.Option(help="Why, in one line. Shown to whoever is refused: name no person.")]
+Cleared = Annotated[str, typer.Option(help="Why it may go on, in one line. Recorded: name no person.")]
+FORMS = "all, tool:NAME, agent:NAME, user:TENANT/USER or tenant:NAME"
 
 
 def kill(
-    target: Annotated[str, typer.Argument(help="all, tool:NAME, agent:NAME, user:TENANT/USER or tenant:NAME.")] = "",
+    target: Annotated[str, typer.Argument(help=f"{FORMS}.")] = "",
     by: By = "",
     role: Role = None,
     reason: Reason = "",
@@ -33,6 +35,8 @@ def kill(
             lines = [table("", ("target", "since", "by", "reason"), rows)] if rows else ["nothing is stopped"]
             show(found, as_json, lines)
             return
+        if not target:
+            raise PolicyError(f"nothing is named: stop {FORMS}, or see what is stopped with --list")
         _known(workspace, target)
         who = local_principal(workspace, by, tuple(role or ("operator",)))
         stopped = workspace.kill.kill(target, who, reason)
@@ -42,7 +46,7 @@ def kill(
 def revive(
     target: Annotated[str, typer.Argument(help="As `agentops kill --list` shows it.")],
     by: By,
-    reason: Reason,
+    reason: Cleared,
     role: Role = None,
     project: ProjectDir = None,
     as_json: AsJson = False,

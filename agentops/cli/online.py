@@ -17,8 +17,8 @@ from agentops.workspace import Workspace, local_principal, open_workspace
 def ask(
     text: Annotated[str, typer.Argument(help="What the customer writes.")],
     user: Annotated[str, typer.Option("--as", help="The customer who asks.")] = "C-1001",
-    role: Annotated[list[str] | None, typer.Option("--role", help="Roles of the user.")] = None,
-    session: Annotated[str, typer.Option(help="Conversation id; the release arm sticks to it.")] = "",
+    role: Annotated[list[str] | None, typer.Option("--role", help="Roles of the user; default: customer.")] = None,
+    session: Annotated[str, typer.Option(help="Conversation: what it has read and its release arm stick to it.")] = "",
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,8 +67,9 @@ def _line(name: str, text: str) -> Text:
 
 
 def serve(project: ProjectDir = None) -> None:
-    """Serve OpenAI-style chat completions over HTTP. Keys: AGENTOPS_API_KEYS=id:secret:tenant:user[:role+role],…
+    """Serve OpenAI-style chat completions over HTTP, and the governed tools over MCP.
 
+    Keys: AGENTOPS_API_KEYS=id:secret:tenant:user[:role+role[:YYYY-MM-DD]],… (a key ends on its day).
     Tokens of an identity provider count when policies/identities.toml has [issuers.NAME].
     """
     import uvicorn

@@ -73,6 +73,8 @@ def diff_(
 ) -> None:
     """Which recorded decisions another set of policies would have made otherwise."""
     with open_workspace(project) as workspace:
+        if not folder.is_dir():
+            raise PolicyError(f"{str(folder)!r} is no folder: name one with a complete set of Cedar files")
         candidate = PolicySet.load(folder, workspace.specs, workspace.project.agents)
         bounds = _read_by(workspace, by, role, since, until, "policy diff")
         recorded = workspace.decisions.recorded(*bounds)

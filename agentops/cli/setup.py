@@ -25,7 +25,7 @@ def check(project: ProjectDir = None, as_json: AsJson = False) -> None:
     """Every problem of the project at once, with file and line. Exit 1 when there is one."""
     from agentops.check import check as find_problems
 
-    root = project.resolve() if project else projects.find()
+    root = project or projects.find()
     problems = find_problems(root)
     rows = [{"path": p.path, "line": p.line, "message": p.message} for p in problems]
     show({"project": root.name, "problems": rows}, as_json, map(str, problems))
@@ -38,7 +38,7 @@ def check(project: ProjectDir = None, as_json: AsJson = False) -> None:
 
 
 def doctor(project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Is this machine ready: packages, weights, extras, Redis, the state folder. Exit 1 when serving would fail."""
+    """Is this machine ready: packages, isolation, policies, state, anchors. Exit 1 when serving would fail."""
     from agentops.cli.doctor import examine
 
     findings = examine(project)

@@ -135,8 +135,10 @@ def create_app(
             owners.popitem(last=False)
 
     @app.get("/healthz")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> dict[str, Any]:
+        now = workspace.policy.status()  # anybody may read this: how many problems there are, not which
+        in_force = {"digest": now.digest[:19], "since": int(now.since), "problems": len(now.problems)}
+        return {"status": "ok", "policy": in_force}
 
     @app.get("/v1/models")
     async def models(who: Caller) -> dict[str, Any]:
@@ -251,8 +253,9 @@ def _digest(who: Principal, *named: Any) -> str:
 
 
 def may_decide(item: Approval, who: Principal) -> bool:
-    """Whether `who` has every role the approval needs and is not the one who asked."""
-    return DECIDE in who.scopes and set(item.approver.split("+")) <= who.roles and who.user != item.user
+    """Whether `who` has every role the approval needs and neither asked nor is a service that did."""
+    asked = who.user in (item.user, *item.actors)
+    return DECIDE in who.scopes and set(item.approver.split("+")) <= who.roles and not asked
 
 
 def waiting(item: Approval) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def test_unknown_tools_and_malformed_arguments_never_reach_a_tool(copy: Path) ->
     [
         ("routers/intent/router.toml", "", "= broken\n", "not valid TOML"),
         ("routers/intent/router.toml", "[agents.help]\n", '[agents.help]\nmax_seconds = "long"\n', "could not convert"),
-        ("policies/identities.toml", "", "[stuff]\n", "[stuff] is not known: use [roles.NAME]"),
+        ("policies/identities.toml", "", "[stuff]\n", "[stuff] is not known: use [roles]"),
     ],
 )
 def test_check_survives_any_value_and_prints_every_character(

@@ -48,7 +48,7 @@ def test_what_is_killed_is_refused_until_it_is_revived(at: Callable[..., Any], c
     [
         (["kill", "tool:get_ordr", "--as", "olga", "--reason", "x"], "there is no tool 'get_ordr'"),
         (["kill", "agent:nobody", "--as", "olga", "--reason", "x"], "there is no agent 'nobody'"),
-        (["kill", "--as", "olga", "--reason", "x"], "cannot be stopped: use all, tool:NAME"),
+        (["kill", "--as", "olga", "--reason", "x"], "nothing is named: stop all, tool:NAME"),
         (["kill", "all", "--reason", "x"], "the user is empty"),
         (["kill", "all", "--as", "olga"], "a reason is needed"),
         (["kill", "all", "--as", "olga", "--role", "staff", "--reason", "x"], "needs role 'operator'"),

@@ -96,7 +96,16 @@ def test_nothing_works_without_a_valid_key(served: tuple[TestClient, Workspace],
         response = client.request(method, path, headers=headers, json={"messages": [{"role": "user", "content": "x"}]})
         assert response.status_code == 401, (path, response.text)
         assert response.headers["www-authenticate"] == "Bearer"
-    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_anybody_sees_which_policies_are_in_force_and_not_what_is_wrong_with_them(
+    served: tuple[TestClient, Workspace],
+) -> None:
+    client, workspace = served
+    shown = client.get("/healthz").json()
+    now = workspace.policy.status()
+    assert shown["status"] == "ok"
+    assert shown["policy"] == {"digest": now.digest[:19], "since": int(now.since), "problems": 0}
 
 
 def test_a_service_key_acts_for_the_user_it_names_and_others_may_not(served: tuple[TestClient, Workspace]) -> None:
