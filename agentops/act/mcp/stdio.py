@@ -107,20 +107,24 @@ async def confined(root: Path, server: Server, env: Mapping[str, str], seen: See
         while data := await errors.read(4096):
             seen.said = (seen.said + data)[-MAX_SAID:]
 
-    tasks = [asyncio.ensure_future(work()) for work in (read, write, listen)]
+    speaking = [asyncio.ensure_future(work()) for work in (read, write)]
+    listening = asyncio.ensure_future(listen())
     try:
         yield from_server, to_server
     finally:
-        for task in tasks:
+        for task in speaking:
             task.cancel()
-        for end in (incoming, printed, outgoing):
+        for end in (incoming, outgoing):
             end.close()
         for stream in (to_session, from_server, to_server, from_session):
             stream.close()
         killing = asyncio.ensure_future(asyncio.to_thread(process.kill))
         with anyio.CancelScope(shield=True):
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*speaking, return_exceptions=True)
             await killing
+            await asyncio.wait((listening,), timeout=1.0)  # its last words are in the pipe
+        listening.cancel()
+        printed.close()
 
 
 async def _message(reader: asyncio.StreamReader):

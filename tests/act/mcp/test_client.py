@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentops.act.mcp import lock, stdio
+from agentops.act.mcp import client, lock, stdio
 
 READ = 'effect = "read"\nscopes = ["r"]\n'
 LOOK = f"[mcp.tools.look]\n{READ}"
@@ -322,6 +322,46 @@ def test_code_gets_a_fresh_process_for_every_call(rig: Any, entry: Any) -> None:
         return [(await calls.text("run", text=word))["seen"].count("tools/call") for word in ("a", "b")]
 
     assert rig.go(work) == [1, 1]
+
+
+def test_many_callers_share_one_process_also_after_it_died(
+    rig: Any, entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    spawn = stdio.spawn
+    monkeypatch.setattr(stdio, "spawn", lambda *args, **given: started.append(spawn(*args, **given)) or started[-1])
+    rig.behave(entry("look"), entry("end"), end="die")
+    rig.declare(f'{LOOK}[mcp.tools.end]\neffect = "write"\nscopes = ["w"]\n')
+    rig.pin()
+    started.clear()
+
+    async def work(calls: Any) -> None:
+        for processes in (1, 2):
+            found = await asyncio.gather(*(calls("look", text=str(number)) for number in range(20)))
+            assert [one.status for one in found] == ["ok"] * 20
+            assert [json.loads(one.value["text"])["arguments"]["text"] for one in found] == list(map(str, range(20)))
+            assert len(started) == processes
+            if processes == 1:
+                assert (await calls("end")).status == "error"
+
+    rig.go(work)
+    assert [one.process.poll() is not None for one in started] == [True, True]
+
+
+def test_connections_of_tenants_who_were_not_seen_for_longest_make_room(
+    rig: Any, entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MAX_CONNECTIONS", 2)
+    rig.behave(entry("look"))
+    rig.declare(LOOK)
+    rig.pin()
+
+    async def work(calls: Any) -> None:
+        tenants = ("a", "b", "c", "b", "a")
+        seen = [(await calls.text("look", calls.run(one), text=str(n)))["seen"] for n, one in enumerate(tenants)]
+        assert [one.count("tools/call") for one in seen] == [1, 1, 1, 2, 1]
+
+    rig.go(work)
 
 
 def test_nothing_of_a_server_is_left_when_its_connections_are_closed(
