@@ -47,7 +47,10 @@ def read_policies(folder: Path, tools: Mapping[str, ToolSpec], schema: str) -> t
         except (OSError, UnicodeDecodeError) as error:
             problems.append(Problem(shown, 0, f"cannot be read: {error}"))
             continue
-        for line, statement in statements(text):
+        found = statements(text)
+        if not found:  # a full disk or a broken copy empties a file: its guards must not go quietly
+            problems.append(Problem(shown, 0, "has no policy: restore it, or remove the file"))
+        for line, statement in found:
             policy, problem = _policy(shown, line, statement, tools)
             if problem is not None:
                 problems.append(problem)

@@ -1,8 +1,9 @@
 """The policies in force: read again when their files change, kept as they are when the new ones are not acceptable.
 
 Invariant: every decision is made by one whole policy set; a set comes into force only when it loads without a problem,
-its files have been still for a moment, and the change is durably in the audit log. Broken, emptied or deleted files
-change nothing. A shadow set (`shadow/*.cedar`) is asked too, and what it says is recorded and never followed.
+its files have been still for a moment, and the change is durably in the audit log. Broken, unreadable or emptied files
+change nothing, nor does a removed identities.toml or the last Cedar file; removing one of several Cedar files is an
+edit like any other. A shadow set (`shadow/*.cedar`) is asked too, and what it says is recorded and never followed.
 
 It watches the Cedar files and identities.toml. Tools and agents are those of the process's start.
 """
@@ -28,7 +29,7 @@ LOOK_S = 1.0  # seconds between two looks at the files; a change must be the sam
 MAX_PROBLEMS = 50  # kept of a refused set
 _LOG = logging.getLogger(__name__)
 
-Signature = tuple[tuple[str, int, int, int], ...]  # name, modified (ns), size, inode of each file
+Signature = tuple[tuple[str, int, int, int], ...]  # name, changed (ns), size, inode of each file and folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class LivePolicy:
         found = self._signature()
         if found == self._seen:
             return
-        newest = max((modified for _, modified, _, _ in found), default=0) / 1e9
+        newest = max((changed for _, changed, _, _ in found), default=0) / 1e9
         if idle > 3 * LOOK_S and time.time() - newest > LOOK_S:
             self.refresh()  # nobody asked for a while and the change is not new: this call must obey it
         elif found != self._waiting:
@@ -145,7 +146,7 @@ class LivePolicy:
         """Bring what is on disk into force. False: look again, it was changed meanwhile or could not be recorded."""
         content = self._digest_of(self._folder, FILE)
         if content == self._content:
-            self._problems = ()  # as before, or put back
+            self._problems, self._refused = (), ""  # as before, or put back
             return True
         if content == self._refused:
             return True
@@ -238,14 +239,18 @@ class LivePolicy:
         return loaded
 
     def _signature(self) -> Signature:
-        """Of all files that matter: changes whenever one is written, replaced, added or removed."""
+        """Of all files that matter and their folders: changes whenever one is written, replaced, added or removed.
+
+        By the time of change, which the kernel alone sets: a copy or an archive brings a time of modification along.
+        """
         found = []
-        for file in _files(self._folder, FILE) + _files(self._folder / SHADOW):
-            try:
-                status = file.stat()
-            except OSError:
-                continue
-            found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+        for place, more in ((self._folder, (FILE,)), (self._folder / SHADOW, ())):
+            for path in (place, *_files(place, *more)):  # the folder shows that a file is gone, and when
+                try:
+                    status = path.stat()
+                except OSError:
+                    continue
+                found.append((str(path), status.st_ctime_ns, status.st_size, status.st_ino))
         return tuple(found)
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Policies that follow their files: good edits come into force, bad ones change nothing, a shadow set only watches."""
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from agentops.policy import live as module
 from agentops.policy.live import LivePolicy
 from agentops.types import Decision
 
-TIGHTER = CEDAR + '\n@id("closed") forbid (principal, action == Action::"get_order", resource);'
+CLOSED = '\n@id("closed") forbid (principal, action == Action::"get_order", resource);'
+TIGHTER = CEDAR + CLOSED
 LOOSER = CEDAR.replace("> 40000", "> 45000").replace("> 10000", "> 45000")
 
 
@@ -129,6 +131,48 @@ def test_a_repaired_or_reverted_file_ends_the_complaint(policy: LivePolicy, poli
     assert policy.refresh().problems == ()
     assert ask(policy).effect == "deny"
     assert len(of_type(audit, "policy.rejected")) == 2
+
+
+def test_what_is_broken_again_is_told_again(policy: LivePolicy, policies: Path, audit: MemoryAudit) -> None:
+    for _ in range(2):
+        (policies / "base.cedar").write_text("nonsense")
+        assert policy.refresh().problems
+        assert policy.refresh().problems
+        (policies / "base.cedar").write_text(CEDAR)
+        assert policy.refresh().problems == ()
+    assert len(of_type(audit, "policy.rejected")) == 2
+
+
+def test_a_file_of_guards_that_was_emptied_takes_no_guard_away(policies: Path, audit: MemoryAudit) -> None:
+    (policies / "guards.cedar").write_text(CLOSED)
+    policy = LivePolicy(policies, TOOLS, AGENTS, audit)
+    assert ask(policy).effect == "deny"
+    (policies / "guards.cedar").write_text("")  # what a full disk leaves of a file that is written anew
+    assert "guards.cedar: has no policy" in policy.refresh().problems[0]
+    assert ask(policy).effect == "deny"
+
+
+def test_a_file_that_is_being_replaced_is_not_missed(
+    policies: Path, audit: MemoryAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.2)
+    (policies / "guards.cedar").write_text(CLOSED)
+    policy = LivePolicy(policies, TOOLS, AGENTS, audit)
+    time.sleep(0.7)  # a quiet time
+    (policies / "guards.cedar").unlink()  # as a version-control tool replaces a file
+    assert ask(policy).effect == "deny"
+    (policies / "guards.cedar").write_text(CLOSED)
+    time.sleep(0.7)
+    assert ask(policy).effect == "deny"
+    assert len(of_type(audit, "policy.loaded")) == 1
+
+
+def test_an_edit_that_keeps_size_and_times_is_followed(policy: LivePolicy, policies: Path) -> None:
+    file = policies / "base.cedar"
+    before = file.stat()
+    file.write_text(CEDAR.replace('@id("never")', '@id("ne-er")'))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    until(policy, lambda: "ne-er" in policy.policies)
 
 
 def test_touching_a_file_loads_nothing(policy: LivePolicy, policies: Path, audit: MemoryAudit) -> None:
