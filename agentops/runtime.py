@@ -24,15 +24,14 @@ from pydantic import TypeAdapter
 from agentops import project as projects
 from agentops.act import ToolGateway, execute
 from agentops.act.sandbox.level import detect
-from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError, require
-from agentops.plan import ModelPlanner, Playbooks, answer, parse
-from agentops.policy import TokenMeter
+from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError, StoreError, require
+from agentops.plan import ModelPlanner, Playbooks, WithFallback, answer, parse
+from agentops.policy import TokenMeter, renewed
 from agentops.release import assign
 from agentops.route import TextRouter
 from agentops.threads import checkpointer
 from agentops.trace import continued, names, set_attributes
 from agentops.types import (
-    OUT_OF_SCOPE,
     AgentSpec,
     Assignment,
     Gateway,
@@ -45,7 +44,6 @@ from agentops.types import (
     Router,
     Run,
     ToolResult,
-    ToolSpec,
 )
 from agentops.workspace import Workspace
 
@@ -151,12 +149,15 @@ class Runtime:
 
         Raises:
             PolicyError: no request waits under this id.
+            StoreError: what waits was changed.
         """
         async with self._alone(request_id), self._slots:
             snapshot = await self.graph.aget_state({"configurable": {"thread_id": request_id}})
             if not snapshot.next:
                 raise PolicyError(f"no request {request_id!r} waits for an approval (it may be finished already)")
             request = _request.validate_python(snapshot.values["request"])
+            if request.id != request_id:  # encrypted does not mean in its place
+                raise StoreError(f"what waits as request {request_id!r} is another one: threads.db was changed")
             return await self._serve(request, Command(resume=True), snapshot.values)
 
     def _alone(self, request_id: str) -> asyncio.Lock:
@@ -260,6 +261,8 @@ class Runtime:
         request = _request.validate_python(turn["request"])
         plan = self._parsed(turn["plan"])
         done = _results.validate_python(turn.get("results", {}))
+        # Since it was asked, perhaps a day ago, rights may have been taken away.
+        request = replace(request, principal=renewed(self._workspace.project.policies, request.principal))
         run = self._run(request, _routes.validate_python(turn["routes"]), turn["parent"][0])
         results = await execute(plan, self.gateway, run, self._workspace.clock, done, self._agents)
         return {"results": _results.dump_python(results, mode="json")}
@@ -312,10 +315,10 @@ class Runtime:
         )
 
     def _history_labels(self, request: Request) -> Labels:
-        """Of what a caller brings along without naming its conversation: nobody knows what that was derived from."""
-        if request.known:
-            return Labels("trusted", "public")
-        others = [message for message in request.history if message.get("role") not in ("user", "system", "developer")]
+        """Of what a caller brings along and this service did not say: nobody knows what that was derived from."""
+        # What was answered in a named conversation is on record with it; results of tools no caller ever got from here.
+        ours = ("user", "system", "developer", *(("assistant",) if request.known else ()))
+        others = [message for message in request.history if message.get("role") not in ours]
         asked = all(str(message.get("content") or "") in self._questions for message in others)
         return Labels("trusted" if asked else "untrusted", "public")
 
@@ -389,7 +392,17 @@ def planner(workspace: Workspace) -> tuple[Planner, dict[str, str]]:
     model = workspace.project.settings.planner_model
     meter = partial(_meter, workspace)
     fallback = ModelPlanner(model, tracing=workspace.tracing, meter=meter) if model else None
-    return (WithFallback(playbooks, fallback) if fallback else playbooks), playbooks.questions()
+    stopped = partial(_stopped, workspace)
+    return (WithFallback(playbooks, fallback, stopped) if fallback else playbooks), playbooks.questions()
+
+
+async def _stopped(workspace: Workspace, request: Request, routes: tuple[Route, ...]) -> bool:
+    """Whether the kill switch stops one of the agents that a request goes to, its user or its tenant."""
+    for name in {route.agent for route in routes}:
+        agent = workspace.project.agents.get(name) or _NOBODY
+        if await workspace.kill.stopped(Run(request.id, request.session, request.principal, agent, 0.0)):
+            return True
+    return False
 
 
 def _meter(workspace: Workspace, request: Request, routes: tuple[Route, ...]) -> TokenMeter:
@@ -398,19 +411,6 @@ def _meter(workspace: Workspace, request: Request, routes: tuple[Route, ...]) ->
     deadline = workspace.clock.now() + workspace.project.settings.request_timeout_s
     run = Run(request.id, request.session, request.principal, agent, deadline)
     return TokenMeter(workspace.budgets, run)
-
-
-class WithFallback:
-    """Playbooks first; what they hand over goes to the model planner, unless nothing fits at all."""
-
-    def __init__(self, first: Planner, second: Planner) -> None:
-        self._first, self._second = first, second
-
-    async def plan(self, request: Request, routes: tuple[Route, ...], tools: Mapping[str, ToolSpec]) -> Plan:
-        plan = await self._first.plan(request, routes, tools)
-        if plan.handoff and tools and any(route.label != OUT_OF_SCOPE for route in routes):
-            return await self._second.plan(request, routes, tools)
-        return plan
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from agentops.policy.budgets import Budgets, Reservation, TokenMeter
 from agentops.policy.counters import Refused
 from agentops.policy.decisions import policy_problems, write_schema
 from agentops.policy.effects import Effects
-from agentops.policy.identity import DECIDE, Identities, delegated, identities, narrowed, principal
+from agentops.policy.identity import DECIDE, Identities, delegated, identities, narrowed, principal, renewed
 from agentops.policy.keys import ApiKeys
 from agentops.policy.killswitch import Kill, KillSwitch
 from agentops.policy.labels import Readings
@@ -50,5 +50,6 @@ __all__ = [
     "narrowed",
     "policy_problems",
     "principal",
+    "renewed",
     "write_schema",
 ]

@@ -56,6 +56,7 @@ class Approval:
     decided_at: float = 0.0
     decision_reason: str = ""
     consumed_at: float = 0.0
+    actors: tuple[str, ...] = ()  # services through which it was asked
 
     @property
     def recalled(self) -> bool:
@@ -143,7 +144,8 @@ class Approvals:
         Args:
             id: as `list` shows it.
             approve: True lets the call run once, False refuses it.
-            by: the person; needs every role the approval names, must be of the same tenant and not the requester.
+            by: the person; needs every role the approval names, must be of the same tenant, and neither the requester
+                nor a service that asked for them.
             reason: kept with the decision, at most 2,000 characters.
 
         Raises:
@@ -158,7 +160,7 @@ class Approvals:
                 raise PolicyError(f"approval {id} has expired: the customer must ask again")
             if approval.status != "pending":
                 raise PolicyError(f"approval {id} is already {approval.status}: a decision is made once")
-            if (by.tenant, by.user) == (approval.tenant, approval.user):
+            if by.tenant == approval.tenant and by.user in (approval.user, *approval.actors):
                 raise PolicyError(f"approval {id} was asked for by {by.user!r}: another person must decide")
             missing = sorted(set(approval.approver.split("+")) - by.roles)
             if missing:
@@ -296,6 +298,7 @@ def _fresh(run: Run, call: ToolCall, spec: ToolSpec, decision: Decision, now: fl
         policies=decision.policies,
         requested_at=now,
         expires_at=now + VALID_S,
+        actors=run.principal.actors,
     )
 
 

@@ -98,6 +98,19 @@ def delegated(known: Identities, who: Principal, actors: Iterable[str]) -> Princ
     return who
 
 
+def renewed(policies: Path, who: Principal) -> Principal:
+    """`who` with no more rights than their roles and actors have now: for what has waited since they asked.
+
+    Raises:
+        PolicyError: the tenant, a role or an actor does not exist any more.
+    """
+    known = identities(policies)
+    now = principal(policies, who.tenant, who.user, who.roles)
+    if known.actors:
+        now = delegated(known, now, who.actors)
+    return narrowed(who, now.scopes)
+
+
 def identity_problems(policies: Path, scopes: Iterable[str] = ()) -> list[Problem]:
     """Everything wrong with identities.toml; `scopes`: those that some tool needs (empty: not compared)."""
     file = policies / FILE

@@ -44,15 +44,18 @@ class Kill:
     at: float  # seconds since the epoch
     by: str  # tenant/user of the operator; never shown to callers
 
-    def covers(self, run: Run, spec: ToolSpec) -> bool:
-        """Whether a call of this run falls under it. A user is stopped as a service that acts for others too."""
+    def covers(self, run: Run, spec: ToolSpec | None) -> bool:
+        """Whether a call of this run falls under it. A user is stopped as a service that acts for others too.
+
+        `spec`: of the tool; None: a language model is called.
+        """
         kind, _, name = self.target.partition(":")
         who = run.principal
         match kind:
             case "all":
                 return True
             case "tool":
-                return name == spec.name
+                return spec is not None and name == spec.name
             case "agent":
                 return name == run.agent.name
             case "tenant":
@@ -112,8 +115,12 @@ class KillSwitch:
         self._known_at = 0.0  # when the last read that was answered began
         self._known_bytes: bytes | None = None
 
-    async def stopped(self, run: Run, spec: ToolSpec) -> str:
+    async def stopped(self, run: Run, spec: ToolSpec | None = None) -> str:
         """Why this call must not begin, as one safe sentence; "" when it may.
+
+        Args:
+            run: who calls, through which agent.
+            spec: of the tool; None: a language model is called, which reads only.
 
         Raises:
             StoreError: the shared state cannot answer, and what was read before may not stand for it: try again later.
@@ -124,7 +131,8 @@ class KillSwitch:
             return f"the kill switch {damaged}: nothing runs until an operator sets it again"
         except StoreError:
             stale = self._clock.now() - self._known_at > STALE_S
-            if spec.effect != "read" or self._known is None or stale:
+            effect = spec is not None and spec.effect != "read"
+            if effect or self._known is None or stale:
                 raise
             switch = self._known
         return next((kill.sentence for kill in switch.kills if kill.covers(run, spec)), "")

@@ -24,6 +24,7 @@ from agentops.store import State
 from agentops.types import Json, Labels, Run, Source
 
 CONVERSATIONS = 100_000  # whose labels are kept in this process
+TOUCH_S = 6 * 3600.0  # a conversation that goes on is noted as often in the state: `prune` takes only what was left
 RUNS = 4096  # whose readings are kept in this process
 ATTEMPTS = 50
 _INTEGRITY = ("trusted", "untrusted")
@@ -41,9 +42,9 @@ class Readings:
     def __init__(self, state: State, clock: Clock) -> None:
         self._state = state
         self._clock = clock
-        self._conversations: OrderedDict[str, Labels] = OrderedDict()
+        self._conversations: OrderedDict[str, tuple[Labels, float]] = OrderedDict()  # and when the state was asked
         self._waiting: dict[str, Labels] = {}  # to be stored once the state is back
-        self._runs: OrderedDict[tuple[str, str], Provenance] = OrderedDict()
+        self._runs: OrderedDict[tuple[str, str], tuple[float, Provenance]] = OrderedDict()  # and when the run is over
 
     def seen(self, run: Run, effect: bool = True) -> Labels:
         """What the run's conversation has read so far, in any process.
@@ -57,12 +58,13 @@ class Readings:
             StoreError: for an effect, the shared state cannot answer or holds something else.
         """
         key = _conversation(run)
-        known = self._conversations.get(key)
+        known, asked = self._conversations.get(key, (None, 0.0))
         try:
             if effect:
                 self._store_waiting()
-            if known is None or (effect and known != WORST):
-                known = self._stored(key).join(known or LEAST)
+            old = self._clock.now() - asked > TOUCH_S
+            if known is None or (effect and known != WORST) or old:
+                known = self._touched(key, known or LEAST)
                 self._keep(key, known)
         except StoreError:
             if effect:
@@ -102,7 +104,7 @@ class Readings:
             if effect or (key not in self._waiting and len(self._waiting) >= WAITING):
                 raise
             self._waiting[key] = self._waiting.get(key, LEAST).join(joined)
-            self._keep(key, self._conversations.get(key, LEAST).join(joined))
+            self._keep(key, self._known(key).join(joined))
 
     def stored(self, tenant: str, tags: Iterable[str]) -> Labels:
         """The labels of what was written under `tags`; those of nothing special when nothing was."""
@@ -117,7 +119,7 @@ class Readings:
             self._join(_tag(tenant, tag), labels)
 
     def prune(self, before: float) -> int:
-        """Forget conversations whose labels last changed before a time (seconds since the epoch); returns how many.
+        """Forget conversations that nobody went on with since a time (seconds since the epoch); returns how many.
 
         What was stored keeps its marks: what was written then can still be read.
         """
@@ -131,41 +133,57 @@ class Readings:
             del self._waiting[key]
 
     def _provenance(self, run: Run) -> Provenance:
-        key = (run.principal.tenant, run.id)
-        found = self._runs.get(key)
+        key, now = (run.principal.tenant, run.id), self._clock.now()
+        _, found = self._runs.get(key, (0.0, None))
         if found is None:
             # What the conversation read before is not known value by value: only what the user names is sure.
-            found = self._runs[key] = Provenance(
-                run.request, complete=self.seen(run, effect=False).integrity == "trusted"
-            )
-            while len(self._runs) > RUNS:
-                self._runs.popitem(last=False)
+            found = Provenance(run.request, complete=self.seen(run, effect=False).integrity == "trusted")
+            while self._runs and (len(self._runs) >= RUNS or next(iter(self._runs.values()))[0] < now):
+                self._runs.popitem(last=False)  # what runs read may be megabytes each
+        self._runs[key] = (run.deadline, found)
         self._runs.move_to_end(key)
         return found
 
     def _join(self, key: str, labels: Labels) -> None:
-        known = self._conversations.get(key, LEAST)
+        known = self._known(key)
         if known.join(labels) == known:
             return
+        self._keep(key, self._written(key, labels))
+
+    def _written(self, key: str, labels: Labels) -> Labels:
+        """Join `labels` into what the state has; what it has then."""
         for _ in range(ATTEMPTS):
             found = self._state.get(key)
             stored = LEAST if found is None else _decoded(found[0])
             joined = stored.join(labels)
             if joined == stored:
-                break
-            data = orjson.dumps([joined.integrity, joined.confidentiality, int(self._clock.now())])
-            if self._state.compare_and_set(key, data, 0 if found is None else found[1]):
-                break
-        else:
-            raise StoreError("a conversation's labels were changed by others again and again: try again")
-        self._keep(key, joined)
+                return stored
+            if self._state.compare_and_set(key, self._noted(joined), 0 if found is None else found[1]):
+                return joined
+        raise StoreError("a conversation's labels were changed by others again and again: try again")
+
+    def _noted(self, labels: Labels) -> bytes:
+        return orjson.dumps([labels.integrity, labels.confidentiality, int(self._clock.now())])
+
+    def _touched(self, key: str, known: Labels) -> Labels:
+        """What the state has of a conversation, joined with `known`; written anew when that was long ago or less."""
+        found = self._state.get(key)
+        stored = LEAST if found is None else _decoded(found[0])
+        if stored.join(known) != stored:
+            return self._written(key, known)
+        if found is not None and self._clock.now() - _at(found[0]) > TOUCH_S:
+            self._state.compare_and_set(key, self._noted(stored), found[1], durable=False)  # or another one just did
+        return stored
+
+    def _known(self, key: str) -> Labels:
+        return self._conversations.get(key, (LEAST, 0.0))[0]
 
     def _stored(self, key: str) -> Labels:
         found = self._state.get(key)
         return LEAST if found is None else _decoded(found[0])
 
     def _keep(self, key: str, labels: Labels) -> None:
-        self._conversations[key] = labels
+        self._conversations[key] = (labels, self._clock.now())
         self._conversations.move_to_end(key)
         while len(self._conversations) > CONVERSATIONS:
             self._conversations.popitem(last=False)

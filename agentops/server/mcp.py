@@ -115,7 +115,8 @@ class Governed:
         run_id, call_id = f"{RECALLED}{uuid.uuid4().hex}", uuid.uuid4().hex
         tool = self._visible(by).get(params.name)
         if tool is None:  # whether it exists for others is not told
-            workspace.audit.post({"type": "tool.decision", "run": run_id, "tool": "?", "decision": "unknown-tool"})
+            unknown = {"type": "tool.decision", "run": run_id, "tool": "?", "decision": "unknown-tool"}
+            workspace.audit.post({**unknown, "tenant": by.who.tenant})
             return _error("there is no such tool", {"agentops/status": "denied"})
         given = params.arguments or {}
         call = ToolCall(call_id, params.name, given, idempotency_key=_key(by, tool, given, params.meta))

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentops.errors import StoreError
@@ -120,10 +120,17 @@ class SqliteState:
                     raise
                 db.execute("COMMIT")
             except (sqlite3.Error, OSError) as error:
+                self._end()
                 raise StoreError(
                     f"the state in {str(self._path)!r} cannot be used ({error}): check the file and its folder; "
                     "if it is damaged, move it aside and a new one is made (approvals and rollouts are in it)"
                 ) from None
+
+    def _end(self) -> None:
+        """Undo what a failed commit left open, so that the next transaction can begin."""
+        if self._connection is not None and self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
 
     def _connected(self) -> sqlite3.Connection:
         if self._closed:
