@@ -25,5 +25,9 @@ allow: text without addresses sent to whom the user named, or reads.
 How the rules came to be: they were first written for banking and workspace, from the tools and from where benign tasks
 asked. On slack and travel that first version, untouched, asked 32 and 3 times in 41 benign tasks, kept all 41, and let
 5 of 105 and 1 of 120 attacks through (banking and workspace: 20 asked in 56, 0 of 144 and 3 of 240 let through). Rules
-and labels were then changed on all four suites, so no figure of today is on unseen tasks.
+and labels were then changed on all four suites: after benign tasks showed where people were asked for what the system
+could know (whom the user has written to, names of channels), and after attacks showed a class of calls without a rule
+(mails that pass on strange links, deletions, card numbers in mails). So no figure of today is on unseen tasks, and the
+margin is small: at most 29 approvals keep the goal. They are not spread evenly: half are asked for reading pages that
+colleagues posted and for inviting people whose address stands on a page.
 """
