@@ -279,6 +279,25 @@ def test_what_another_replica_read_in_secret_stays(desk: Replica, tmp_path: Path
     assert desk.call("send", run, to="ann@corp.test").status == "denied", "known untrusted, and secret meanwhile"
 
 
+def test_pruning_forgets_no_conversation_that_goes_on(tmp_path: Path, state: MemoryState) -> None:
+    desk, day = Replica(tmp_path, state), 86_400.0
+    desk.call("page", desk.run("used"), url="a")
+    desk.call("page", desk.run("left"), url="a")
+    for _ in range(40):
+        asyncio.run(desk.clock.drive(desk.clock.sleep(day)))
+        desk.call("inbox", desk.run("used"))
+    assert Readings(state, desk.clock).prune(desk.clock.now() - 30 * day) == 1
+    other = Replica(tmp_path, state)
+    assert other.call("send", other.run("used"), to="eve@evil.test").status == "pending"
+
+
+def test_a_run_that_is_over_takes_no_memory(desk: Replica) -> None:
+    for number in range(20):
+        desk.call("inbox", desk.run(id=f"r-{number}"))
+        asyncio.run(desk.clock.drive(desk.clock.sleep(2_000.0)))
+    assert len(desk.gateway._readings._runs) == 1
+
+
 def test_an_effect_cannot_declassify() -> None:
     with pytest.raises(ValueError, match="only a read may declassify"):
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentops.errors import ModelError, PlanError
 from agentops.graph import RealClock
-from agentops.plan import ModelPlanner, Playbooks, language, merge
+from agentops.plan import ModelPlanner, Playbooks, WithFallback, language, merge
 from agentops.plan.llm import described, unfenced
 from agentops.policy import Budgets, TokenMeter
 from agentops.project import Definition
@@ -95,6 +95,27 @@ def test_what_no_playbook_covers_goes_to_a_person(labels: tuple[str, ...]) -> No
 
 def test_an_agent_without_the_tool_hands_over() -> None:
     assert planned("#A-1", "cancel", tools={"get": TOOLS["get"]}).handoff.startswith("cancel could not be planned")
+
+
+@pytest.mark.parametrize(("stopped", "source"), [(False, "model"), (True, "")])
+def test_a_stopped_agent_asks_no_model(stopped: bool, source: str) -> None:
+    class Written:
+        def __init__(self, plan: Plan) -> None:
+            self.written = plan
+
+        async def plan(self, *_: Any) -> Plan:
+            return self.written
+
+    async def asked(request: Request, routes: tuple[Route, ...]) -> bool:
+        assert (request.text, routes[0].label) == ("what?", "order_status")
+        return stopped
+
+    first, second = Written(Plan((), "", handoff="a person")), Written(Plan((), "ok", source="model"))
+    request = Request("r", "what?", Principal("t", "u"), "s")
+    tools = {"x": ToolSpec("x", "p", "", {}, "read", frozenset(), 1.0)}
+    plan = asyncio.run(WithFallback(first, second, asked).plan(request, (Route("order_status", 1.0, "rules"),), tools))
+    assert plan.source == source
+    assert bool(plan.handoff) is stopped
 
 
 def test_several_intents_become_one_plan() -> None:

@@ -119,6 +119,14 @@ def test_the_requester_cannot_approve_their_own(approvals: Approvals) -> None:
         approvals.decide(asked.id, True, who("C-1", roles=("customer", "finance")))
 
 
+def test_a_service_that_asked_for_somebody_does_not_decide_it(approvals: Approvals) -> None:
+    run = run_of()
+    asked = approvals.request(replace(run, principal=replace(run.principal, actors=("E-1",))), CALL, SPEC, ASKS)
+    with pytest.raises(PolicyError, match="another person"):
+        approvals.decide(asked.id, True, FINANCE)
+    assert approvals.decide(asked.id, True, who("E-2", roles=("finance",))).status == "approved"
+
+
 def test_the_role_is_needed_all_of_them(approvals: Approvals) -> None:
     asked = approvals.request(run_of(), CALL, SPEC, replace(ASKS, approver="finance+staff"))
     with pytest.raises(PolicyError, match="needs role staff"):

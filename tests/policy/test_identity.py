@@ -13,7 +13,7 @@ from idp_world import jwks
 
 from agentops.errors import PolicyError
 from agentops.graph import VirtualClock
-from agentops.policy import UNLIMITED, ApiKeys, DailyLimits, identities, principal
+from agentops.policy import UNLIMITED, ApiKeys, DailyLimits, delegated, identities, narrowed, principal, renewed
 from agentops.policy.identity import identity_problems
 
 KEY = "desk:0123456789abcdef:default:C-1:customer"
@@ -41,6 +41,27 @@ def test_a_changed_file_counts_at_once(policies: Path) -> None:
     file = policies / "identities.toml"
     file.write_text(file.read_text().replace('"documents:send"]', '"documents:send", "code:run"]'))
     assert "code:run" in principal(policies, "default", "C-1").scopes
+
+
+def test_rights_that_were_taken_away_are_gone_for_what_waits_too(policies: Path) -> None:
+    file = policies / "identities.toml"
+    before = file.read_text()
+    file.write_text(before + '[actors.bot]\nscopes = ["orders:read", "refunds:write"]\n')
+    asked = delegated(identities(policies), principal(policies, "default", "C-1"), ["bot"])
+    assert renewed(policies, asked) == asked
+    assert renewed(policies, narrowed(asked, ["orders:read"])).scopes == {"orders:read"}, "nothing comes back"
+    file.write_text(before + '[actors.bot]\nscopes = ["orders:read"]\n')
+    assert renewed(policies, asked).scopes == {"orders:read"}
+    file.write_text(before.replace('"refunds:write", ', "") + '[actors.bot]\nscopes = ["refunds:write"]\n')
+    assert renewed(policies, asked).scopes == frozenset()
+    file.write_text(before + '[actors.other]\nscopes = ["orders:read"]\n')
+    with pytest.raises(PolicyError, match="actor 'bot'"):
+        renewed(policies, asked)
+    file.write_text(before)
+    staff = principal(policies, "default", "E-1", ["staff"])
+    file.write_text(before.replace("[roles.staff]", "[roles.clerk]"))
+    with pytest.raises(PolicyError, match="'staff' does not exist"):
+        renewed(policies, staff)
 
 
 def test_daily_limits_are_read(policies: Path) -> None:

@@ -57,6 +57,23 @@ def test_a_target_is_stopped_in_every_replica_and_nothing_else(
     assert asked(one, **stopped) == ""
 
 
+@pytest.mark.parametrize(
+    ("target", "stops"),
+    [
+        ("all", True),
+        ("agent:billing", True),
+        ("user:default/C-1", True),
+        ("tenant:default", True),
+        ("tool:get_order", False),
+    ],
+)
+def test_a_language_model_is_stopped_too_and_a_tool_stops_none(target: str, stops: bool) -> None:
+    state = MemoryState()
+    switch = KillSwitch(state, VirtualClock(NOON))
+    switch.kill(target, OPERATOR, WHY)
+    assert bool(asyncio.run(switch.stopped(run_of()))) is stops
+
+
 def test_a_user_is_stopped_as_a_service_that_acts_for_others_too() -> None:
     switch = KillSwitch(MemoryState(), VirtualClock(NOON))
     switch.kill("user:default/desk-bot", OPERATOR, WHY)

@@ -4,6 +4,7 @@ import multiprocessing
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule,
 
 from agentops.errors import StoreError
 from agentops.store import MemoryState, State, open_state
+from agentops.store.state_sqlite import SqliteState
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -211,6 +213,23 @@ def test_a_locked_file_is_waited_for_then_named(tmp_path: Path, monkeypatch: pyt
     other.execute("ROLLBACK")
     other.close()
     assert state.put("k", b"v") > 0
+    state.close()
+
+
+def test_a_commit_that_failed_blocks_no_later_one(tmp_path: Path) -> None:
+    state = SqliteState(tmp_path / "state.db")
+
+    def full(action: int, what: str | None, *_: Any) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION and what == "COMMIT" else sqlite3.SQLITE_OK
+
+    assert state._connection is not None
+    state._connection.set_authorizer(full)
+    with pytest.raises(StoreError, match="cannot be used"):
+        state.put("k", b"lost")
+    state._connection.set_authorizer(None)
+    assert state.get("k") is None
+    assert state.put("k", b"v") > 0
+    assert state.get("k") == (b"v", 1)
     state.close()
 
 
