@@ -19,9 +19,11 @@ import uvicorn
 from idp_world import jwks, mint
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from starlette.requests import Request
 
 from agentops import audit
 from agentops import project as projects
+from agentops.config import Settings
 from agentops.policy import ApiKeys
 from agentops.project import FOLDERS
 from agentops.runtime import open_runtime
@@ -222,6 +224,18 @@ def test_who_gets_in(desk: Desk, headers: dict[str, str], status: int) -> None:
 )
 def test_bodies_that_are_ambiguous_or_too_large_are_refused(desk: Desk, body: bytes, status: int) -> None:
     assert desk.post(body).status_code == status
+
+
+def test_a_server_for_others_goes_by_any_name_but_serves_no_web_page() -> None:
+    def came(address: str, **headers: str) -> bool:
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        return governed.rebound(Settings(host=address), Request({"type": "http", "headers": given}))
+
+    assert not came("0.0.0.0", host="agents.example:443")
+    assert came("0.0.0.0", host="agents.example:443", origin="https://agents.example")
+    assert came("127.0.0.1", host="agents.example")
+    assert came("127.0.0.1")
+    assert not came("::1", host="[::1]:8321", origin="http://[::1]:8321")
 
 
 def test_there_is_no_stream_to_hang_on(desk: Desk) -> None:

@@ -17,7 +17,7 @@ that is not admitted, or not pinned, does not exist. Loading starts nothing and 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -28,6 +28,7 @@ from agentops.act.sandbox.egress import destination
 from agentops.act.sandbox.secrets import declared_secrets
 from agentops.act.tool import digested
 from agentops.errors import AgentopsError, MCPError, PolicyError
+from agentops.parsers import URL_MARK
 from agentops.parsers import url as web_address
 from agentops.project import line_of
 from agentops.types import CacheRule, Effect, Isolation, Labels, Problem, Tool, ToolSpec
@@ -36,10 +37,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SERVER = ("command", "url", "token", "secrets", "files", "timeout_s", "memory_mb", "least", "shared", "tools")
 _TOOL = (
     *("effect", "scopes", "integrity", "confidentiality", "amount", "idempotent", "cache", "rename", "timeout_s"),
-    *("invalidates", "reads"),
+    *("invalidates", "reads", "urls"),
 )
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("command", "secrets", "files", "scopes", "invalidates", "reads"), list),
+    **dict.fromkeys(("command", "secrets", "files", "scopes", "invalidates", "reads", "urls"), list),
     **dict.fromkeys(("url", "token", "least", "effect", "integrity", "confidentiality", "amount", "rename"), str),
     **dict.fromkeys(("shared", "idempotent"), bool),
     **dict.fromkeys(("cache", "tools"), dict),
@@ -130,6 +131,7 @@ def _tool(declared: Server, pinned: lock.Definition | None, name: str, given: An
     if effect not in get_args(Effect):
         raise MCPError(f"effect must be one of {', '.join(get_args(Effect))}, got {effect!r}")
     parameters = schema.strict(schema.checked(pinned.content.get("inputSchema"), "its arguments"))
+    parameters = _with_urls(parameters, settings.get("urls", ()))
     if "outputSchema" in pinned.content:
         schema.checked(pinned.content["outputSchema"], "its result")
     properties = parameters.get("properties", {})
@@ -197,6 +199,16 @@ def _settings(given: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):
             raise MCPError(f"{where}: {key} must be a list of texts")
     return given
+
+
+def _with_urls(parameters: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """`parameters` with these arguments declared as web addresses: the policies see their host and its addresses."""
+    properties = dict(parameters.get("properties", {}))
+    for name in names:
+        if properties.get(name, {}).get("type") != "string":
+            raise MCPError(f"urls names {name!r}, which is no argument of type string")
+        properties[name] = {**properties[name], "format": "uri", URL_MARK: ["http", "https"]}
+    return {**parameters, "properties": properties}
 
 
 def _labels(settings: Mapping[str, Any]) -> Labels:

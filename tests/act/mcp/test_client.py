@@ -69,6 +69,26 @@ def test_the_server_gets_the_canonical_arguments_and_nothing_else(rig: Any, entr
     assert sent["arguments"] == {"email": "Ann@example.com", "n": 2}
 
 
+def test_policies_decide_on_the_host_of_a_declared_web_address(rig: Any, entry: Any) -> None:
+    schema = {"type": "object", "properties": {"link": {"type": "string"}}, "required": ["link"]}
+    rig.behave(entry("post", schema=schema))
+    rig.declare('[mcp.tools.post]\neffect = "egress"\nscopes = ["w"]\nurls = ["link"]\n')
+    rig.pin()
+    policy = rig.root / "policies" / "desk.cedar"
+    forbid = (
+        'forbid (principal, action == Action::"post", resource)\nunless { context.args.link_host == "93.184.215.14" };'
+    )
+    policy.write_text(f'{policy.read_text()}\n@id("known-host")\n{forbid}\n')
+
+    async def work(calls: Any) -> None:
+        sent = await calls.text("post", link="HTTP://93.184.215.14:80/a/../b")
+        assert sent["arguments"] == {"link": "http://93.184.215.14/b"}
+        assert (await calls("post", link="http://93.184.215.15/b")).status == "denied"
+        assert (await calls("post", link="http://93.184.215.14@evil.test/")).status == "error"
+
+    rig.go(work)
+
+
 def test_a_lying_annotation_gives_no_right(rig: Any, entry: Any) -> None:
     rig.behave(entry("wipe", annotations={"readOnlyHint": True}))
     rig.declare('[mcp.tools.wipe]\neffect = "write"\nscopes = ["w"]\n')
