@@ -67,19 +67,21 @@ def _plain(value: Json, depth: int) -> bool:
     if depth >= MAX_DEPTH:
         raise AuditError(f"more than {MAX_DEPTH} levels of nesting: flatten the value")
     if kind is dict:
-        plain = True
-        for key, item in value.items():
-            if type(key) is not str:
-                raise AuditError(f"a key of type {type(key).__name__} has no canonical form: keys are text")
+        try:
             # Only ASCII keys sort alike by UTF-8 bytes and by UTF-16 code units.
-            plain &= key.isascii()
+            plain = "".join(value).isascii()
+        except TypeError:
+            [wrong, *_] = [type(key).__name__ for key in value if not isinstance(key, str)]
+            raise AuditError(f"a key of type {wrong} has no canonical form: keys are text") from None
+        for item in value.values():
             if type(item) is not str:  # most values are: a call less for each halves the time
                 plain &= _plain(item, depth + 1)
         return plain
     if kind is list or kind is tuple:
         plain = True
         for item in value:
-            plain &= _plain(item, depth + 1)
+            if type(item) is not str:
+                plain &= _plain(item, depth + 1)
         return plain
     if kind is float:
         if math.isfinite(value):

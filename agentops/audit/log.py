@@ -94,7 +94,8 @@ class AuditLog:
         self._logs = Logs(folder, origin, self._key, self._now_ms)
         self._queue: deque[Item] = deque()
         self._waiting = 0  # bytes in the queue
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
         self._checkpoint_wanted: list[Waiter] = []
         self._closing = False
         # Failures nobody waited for (of a posted record, of a checkpoint: ""), told to the tenant's next caller.
@@ -212,8 +213,7 @@ class AuditLog:
             raise AuditError("the audit log is closed: open a new AuditLog")
         if os.getpid() != self._pid:
             raise AuditError("the audit log belongs to another process: open one after the fork")
-        trouble = self._trouble.pop(tenant, "") or self._trouble.pop("", "")
-        if trouble:
+        if self._trouble and (trouble := self._trouble.pop(tenant, "") or self._trouble.pop("", "")):
             raise AuditError(f"the audit log failed earlier: {trouble}")
 
     def _put(self, record: Mapping[str, Json], waiter: Waiter | None) -> None:
@@ -224,11 +224,12 @@ class AuditLog:
             raise AuditError(f"a record of {len(data)} bytes is too long: at most 1 MiB; store a digest instead")
         tenant = names.tenant_of(record.get("tenant", ""))
         item = (tenant, self._now_ms(), data, waiter)
-        with self._wake:
+        with self._lock:
             self._refuse_if_closed(tenant)
+            if not self._queue:  # else the writer is awake, or was woken for those that wait
+                self._wake.notify()
             self._queue.append(item)
             self._waiting += len(data)
-            self._wake.notify()
 
     def _run(self) -> None:
         """The writer thread: flush whatever waits, sign what is due, until closed and empty."""

@@ -167,8 +167,7 @@ class LogFile:
             )
             raise AuditError(self.failed) from None
         first = self._tree.size
-        for item in links:
-            self._tree.append(item)
+        self._tree.extend(links)
         self._link = link
         self._end += len(batch)
         return first
