@@ -43,6 +43,7 @@ _GIVEN_KEY = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _CALLER = "agentops.caller"  # in an ASGI scope
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _LOG = logging.getLogger(__name__)
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its records quote what callers sent
 T = TypeVar("T")
 
 

@@ -8,6 +8,7 @@ whose server broke the protocol, is never used again; who opens the next one, `c
 import asyncio
 import contextvars
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -33,6 +34,7 @@ from agentops.types import Json
 START_S = 20.0  # until a server has started and listed its tools, also on a busy machine
 RECHECK_S = 60.0  # a server that does not tell of changes is asked again after so long
 IDLE_HTTP_S = 300.0  # longest silence of an answer over HTTP; a call's own deadline is shorter
+MAX_UNANSWERED = 3  # calls in a row, after which a server counts as stuck and is started again
 MAX_PAGES, MAX_TOOLS = 20, 1_000  # of one listing
 _LOG = logging.getLogger(__name__)
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its records quote what servers and callers sent
@@ -70,7 +72,8 @@ class Connection:
         self._leave = asyncio.Event()
         self._client: Client | None = None
         self._states: dict[str, State] = {}
-        self._checked = 0.0  # when; 0 = not, or the server told of a change
+        self._checked = -math.inf  # when; that: never, or the server told of a change
+        self._unanswered = 0  # calls in a row that ended without an answer
         self._checking = asyncio.Lock()
         self.offered: list[Definition] = []
 
@@ -121,6 +124,11 @@ class Connection:
         meta: Any = {"agentops/idempotency_key": ctx.idempotency_key}
         try:
             result = await self._client.call_tool(tool.definition.name, dict(arguments), meta=meta)
+            self._unanswered = 0
+        except asyncio.CancelledError:
+            self._unanswered += 1
+            self._seen.over |= self._unanswered >= MAX_UNANSWERED
+            raise
         except Refusal as refusal:
             if refusal.code == CONNECTION_CLOSED:
                 self._seen.over = True
@@ -174,7 +182,7 @@ class Connection:
 
     async def _heard(self, message: Any) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._checked = 0.0
+            self._checked = -math.inf
 
     # ---------------------------------------------------------------- its tools
 

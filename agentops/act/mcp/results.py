@@ -9,6 +9,7 @@ import binascii
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -24,7 +25,7 @@ from agentops.act.mcp.lock import Definition
 from agentops.errors import ToolError
 from agentops.types import Json
 
-MAX_RESULT = 256 * 1024  # characters of text
+MAX_RESULT = 256 * 1024  # characters of text, or bytes of structured content
 MAX_ERROR = 2_000
 
 
@@ -41,6 +42,8 @@ def value(name: str, definition: Definition, result: CallToolResult) -> Json:
     if pinned is not None:
         if result.structured_content is None:
             raise failed(f"{name}: its server returned no structured content, which its definition promises")
+        if len(orjson.dumps(result.structured_content)) > MAX_RESULT:
+            raise failed(f"{name}: the result has more than {MAX_RESULT} bytes: ask for less")
         if fault := schema.faults(pinned, result.structured_content):
             raise failed(f"{name}: its server returned what its definition does not allow ({fault})")
         return result.structured_content

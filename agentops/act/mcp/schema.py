@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import re2
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import extend
 from referencing import Registry
 
@@ -67,12 +67,12 @@ def faults(schema: Mapping[str, Any], value: Json) -> str:
         value: anything.
     """
     try:
-        error = best_match(_validator(orjson.dumps(schema)).iter_errors(value))
+        error = next(_validator(orjson.dumps(schema)).iter_errors(value), None)  # one: a value may have 100,000
     except RecursionError:
         return "it is nested too deep"
     if error is None:
         return ""
-    place = ".".join(str(part)[:64] for part in error.absolute_path) or "the value"
+    place = ".".join(str(part)[:64] for part in error.absolute_path)[:200] or "the value"
     rule = error.validator_value
     shown = f"{error.validator} {rule!r}" if isinstance(rule, str | int | float | bool) else str(error.validator)
     if error.validator == "required":

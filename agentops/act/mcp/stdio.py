@@ -27,6 +27,7 @@ from agentops.errors import PolicyError, SandboxError
 from agentops.parsers import json_value
 
 MAX_LINE = 1024 * 1024  # bytes
+STUCK_S = 10.0  # longest wait for a server to read what it is sent
 MAX_SAID = 2_000  # bytes of its standard error that are kept for an operator
 _CPU_S = 3_600  # of a server's life: single calls are bounded by the clock
 
@@ -97,8 +98,8 @@ async def confined(root: Path, server: Server, env: Mapping[str, str], seen: See
                 text = message.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
                 writer.write(orjson.dumps(text) + b"\n")
                 try:
-                    await writer.drain()
-                except ConnectionError:
+                    await asyncio.wait_for(writer.drain(), STUCK_S)
+                except (ConnectionError, TimeoutError):
                     seen.over = True
                     to_session.close()
                     return

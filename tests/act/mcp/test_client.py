@@ -183,6 +183,13 @@ def test_a_tool_that_is_there_twice_or_not_at_all_is_blocked(
     assert rig.states() == {"look": state}
 
 
+def test_a_list_that_never_ends_is_refused(rig: Any, entry: Any) -> None:
+    lock.write(rig.pack, [lock.definition(entry("look"))])
+    rig.declare(LOOK)
+    rig.behave(entry("look"), endless="")
+    assert rig.one("look").error == "look: it cannot be run safely here"
+
+
 def test_a_tool_that_was_not_admitted_cannot_be_called(rig: Any, entry: Any) -> None:
     rig.behave(entry("look"), entry("wipe"))
     rig.declare(LOOK)
@@ -287,6 +294,19 @@ def test_a_call_nobody_answers_is_cancelled_at_its_time_out_and_the_session_surv
         fine = await calls.text("fine")
         assert "notifications/cancelled" in fine["seen"]
         assert fine["seen"].count("initialize") == 1
+
+    rig.go(work)
+
+
+def test_a_server_that_is_stuck_is_started_again(rig: Any, entry: Any) -> None:
+    rig.behave(entry("look"), entry("fine"), look="silent")
+    rig.declare(f"{LOOK}timeout_s = 0.3\n[mcp.tools.fine]\n{READ}")
+    rig.pin()
+
+    async def work(calls: Any) -> None:
+        await calls("fine")
+        assert [(await calls("look", text=word)).status for word in "abc"] == ["timeout"] * 3
+        assert (await calls.text("fine"))["seen"].count("tools/call") == 1, "a fresh process"
 
     rig.go(work)
 
