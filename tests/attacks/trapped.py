@@ -47,7 +47,9 @@ async def press_safely(ctx: Context, place: str) -> dict[str, Any]:
 
 @tool(effect="read", scopes={"trap:press"}, timeout_s=5.0, labels=Labels("untrusted", "personal"))
 async def hear(ctx: Context, text: str, second: str = "", fail: bool = False) -> dict[str, Any]:
-    """Give back what an outsider said, as a result or as an error."""
+    """Give back what an outsider said, as a result, an error or a fault."""
+    if second == "crash":
+        raise RuntimeError(f"cannot parse {text}")
     if fail:
         raise ToolError(text)
     return {"text": text, "second": second}
@@ -156,7 +158,7 @@ class Trapped:
 
     async def call(self, tool: str, run: Run | None = None, key: str = "", **arguments: Json) -> ToolResult:
         run = run or self.run()
-        return await self.gateway.call(run, ToolCall(f"c-{tool}-{key}", tool, arguments, idempotency_key=key))
+        return await self.gateway.call(run, ToolCall(f"c-{key}", tool, arguments, idempotency_key=key))
 
     def count(self, table: str) -> int:
         """Rows of a table of the tools' world."""
