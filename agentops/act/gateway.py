@@ -107,7 +107,7 @@ class ToolGateway:
         self._tracing = tracing
         self._redactor = redactor
         self._deciding = Deciding(policy, approvals, budgets, readings, decisions, workers, resolver, self._tell)
-        self._read = {template for tool in self._tools.values() for template in tool.spec.reads}
+        self._read = {records.shape(template) for tool in self._tools.values() for template in tool.spec.reads}
         self._background: set[asyncio.Future[None]] = set()
 
     async def call(self, run: Run, call: ToolCall) -> ToolResult:
@@ -268,7 +268,7 @@ class ToolGateway:
         effect, once = tool.spec.effect != "read", _once(tool)
         kind = "tool.intent" if effect else "tool.decision"
         record = self._record(run, tool, call, kind, allowed.decision, allowed.approval_id)
-        stored = tuple(template for template in tool.spec.invalidates if template in self._read)
+        stored = tuple(template for template in tool.spec.invalidates if records.shape(template) in self._read)
         if stored:  # before it is written: no reader may find it without its labels
             self._readings.store(run.principal.tenant, records.tags(stored, call.arguments), call.labels)
         if once:
@@ -309,7 +309,8 @@ class ToolGateway:
             status = "error"
             raise
         finally:
-            self._post(records.ended(self._audit, run, call, status, cached, outcome.encoded))
+            shown = _shown(tool, status, outcome)
+            self._post(records.ended(self._audit, run, call, shown, cached, outcome.encoded))
             if _once(tool) and (status == "ok" or outcome.refused):  # else nobody knows
                 self._end(run, call, happened=not outcome.refused)
             if tool.spec.invalidates:  # also when its end is unknown, and when the caller is cancelled
@@ -416,6 +417,15 @@ class ToolGateway:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         await asyncio.shield(task)
+
+
+def _shown(tool: Tool, status: str, outcome: Outcome) -> str:
+    """How an effect ended as the audit log has it: whether it happened is more than whether it answered."""
+    if tool.spec.effect == "read":
+        return status
+    if outcome.refused:
+        return "skipped" if status == "timeout" else status
+    return "unknown" if status == "error" else status
 
 
 def _once(tool: Tool) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # built by the conductors
     from agentops.audit import Audit
 
 _HOLE = re.compile(r"\{(\w+)\}")
-UNKNOWN = ("cancelled", "timeout")  # outcomes after which nobody knows whether the effect happened
+UNKNOWN = ("cancelled", "timeout", "unknown")  # outcomes after which nobody knows whether the effect happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Unfinished:
     run: str
     trace: str
     key: str  # the idempotency key: the same for every attempt at this effect
-    ended: str  # "" = no outcome was recorded, else "cancelled" or "timeout"
+    ended: str  # "" = no outcome was recorded, else "cancelled", "timeout" or "unknown"
     log: str  # where the intent is: `agentops audit prove LOG INDEX`
     index: int
 
@@ -152,6 +152,11 @@ def unfinished(found: Iterable[Mapping[str, Any]], before: float) -> list[Unfini
         if record["at"] < before
     ]
     return sorted(rows, key=lambda row: row.at)
+
+
+def shape(template: str) -> str:
+    """A tag template whatever its arguments are called: what a write and a read of the same thing have in common."""
+    return _HOLE.sub("{}", template)
 
 
 def tags(templates: tuple[str, ...], arguments: Mapping[str, Json]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ _PRINCIPALS = 4096  # entity sets kept: one per (principal, agent)
 _GUESSES = ("8.8.8.8", "127.0.0.1")  # a public address and one that is not, for decisions before a name is looked up
 _MAX_GUESSED = 3  # web addresses of one call
 _UNFOUND = ("unknown-host",)
+_ESCAPE = re.compile(r"\\(?:u\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2}))")  # in a quoted name: it names the same fact
 
 
 class PolicySet:
@@ -48,7 +49,8 @@ class PolicySet:
         }
         self._schema = cedarpy.Schema.from_str(schema)
         # A fact that no policy names decides nothing: leaving it out saves half of a decision's time.
-        self._named = frozenset(re.findall(r"\w+", " ".join(policy.text for policy in policies)))
+        text = _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), " ".join(one.text for one in policies))
+        self._named = frozenset(re.findall(r"\w+", text))
         self._all = cedarpy.PolicySet.from_str("\n".join(policy.text for policy in policies))
         # Without the suspending forbids: what remains once the people they name have approved.
         self._approved = cedarpy.PolicySet.from_str("\n".join(policy.text for policy in policies if not policy.advice))

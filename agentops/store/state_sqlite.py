@@ -142,6 +142,7 @@ class SqliteState:
 
     def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # arguments of approvals are in it
         deadline = time.monotonic() + BUSY_S
         while True:
             db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from agentops.act import Context, tool
+from agentops.act import Context, records, tool
 from agentops.act.invoke import invoke
-from agentops.errors import StoreError
+from agentops.errors import StoreError, ToolError
+
+
+class Unclean(ToolError):
+    """A refusal after something was done."""
+
+    clean = False
 
 
 def test_an_outage_before_the_call_leaves_no_mark_and_no_charge(
@@ -65,6 +71,7 @@ def test_a_call_without_time_left_was_not_begun(desk: Any, monkeypatch: pytest.M
         patch.setattr(desk.audit, "append", slow_disk)
         late = desk.go(desk.call("pay", desk.run(seconds=1.0), key="k", order_id="A", cents=5))
     assert (late.status, desk.world.counts, desk.budgets.used(desk.run())[1]) == ("timeout", {}, 0)
+    assert desk.records("outcome")[-1]["status"] == "skipped"
     assert desk.go(desk.call("pay", key="k", order_id="A", cents=5)).status == "ok"
 
 
@@ -81,6 +88,29 @@ def test_a_refused_payment_gives_back_the_money_and_not_the_call(desk: Any) -> N
     statuses = [desk.go(desk.call("pay", run, order_id="gone", cents=5)).status for _ in range(5)]
     assert statuses == ["error"] * 3 + ["denied"] * 2, "refusals tell something too: they are counted"
     assert desk.budgets.used(run) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (ToolError("no"), ""),
+        (Unclean("half done"), "unknown"),
+        (ConnectionError("lost"), "unknown"),
+        (ValueError("broken"), "unknown"),
+    ],
+)
+def test_an_effect_whose_end_nobody_knows_is_listed(desk: Any, error: Exception, ended: str) -> None:
+    def fail(_: Context) -> None:
+        raise error
+
+    desk.world.inside = fail
+    result = desk.go(desk.call("pay", key="k", order_id="A", cents=5))
+    assert result.status == "error"
+    found = [{**one, "at": 0, "log": "acme", "index": number} for number, one in enumerate(desk.records())]
+    assert [one.ended for one in records.unfinished(found, before=1.0)] == ([ended] if ended else [])
+    desk.world.inside = None
+    again = desk.go(desk.call("pay", key="k", order_id="A", cents=5)).status
+    assert again == ("denied" if ended else "ok"), "the mark says the same"
 
 
 @tool(effect="read", scopes={"r"}, timeout_s=1.0)

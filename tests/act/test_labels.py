@@ -43,6 +43,13 @@ async def keep(ctx: Context, name: str, text: str) -> str:
     return "kept"
 
 
+@tool(effect="write", scopes={"r"}, timeout_s=5.0, pack="desk", invalidates=("note:{note}",))
+async def append(ctx: Context, note: str, text: str) -> str:
+    """Add to a note."""
+    NOTES[note] += text
+    return "added"
+
+
 @tool(effect="read", scopes={"r"}, timeout_s=5.0, pack="desk", reads=("note:{name}",))
 async def recall(ctx: Context, name: str) -> str:
     """Read a note."""
@@ -93,7 +100,8 @@ async def forward(ctx: Context, to: list[str]) -> str:
     return "sent"
 
 
-TOOLS = {one.spec.name: one for one in (page, keep, recall, inbox, salary, colour, card, friends, send, forward)}
+DECLARED = (page, keep, append, recall, inbox, salary, colour, card, friends, send, forward)
+TOOLS = {one.spec.name: one for one in DECLARED}
 AGENTS = {name: AgentSpec(name, frozenset(TOOLS), frozenset({"r"}), max_calls=1000) for name in ("reader", "writer")}
 
 
@@ -164,6 +172,8 @@ def test_memory_does_not_wash_a_label(desk: Replica, tmp_path: Path, state: Memo
     clean = other.run("s-3", "keep")
     other.call("keep", clean, name="m", text="hello")
     assert other.call("recall", clean, name="m").labels.integrity == "trusted"
+    assert desk.call("append", desk.run("s-1", id="r-2"), note="m", text=told).status == "ok"
+    assert other.call("recall", clean, name="m").labels.integrity == "untrusted", "whatever tools call the argument"
 
 
 def test_a_cached_result_keeps_its_marks(tmp_path: Path, state: MemoryState) -> None:

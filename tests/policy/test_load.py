@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inline_snapshot import snapshot
-from policy_world import AGENTS, CEDAR, TOOLS
+from policy_world import AGENTS, CALM, CEDAR, TOOLS, call_of, run_of, spec_of
 
 from agentops import project
 from agentops.act.tool import Context, tool
@@ -62,6 +62,17 @@ def test_every_problem_comes_at_once_with_file_and_line(policies: Path) -> None:
         assert any(line.startswith(expected) for line in found), (expected, found)
     with pytest.raises(PolicyError, match=r"12 problem\(s\)|1\d problem\(s\)"):
         PolicySet.load(policies, TOOLS, AGENTS)
+
+
+@pytest.mark.parametrize("name", ["amount_cents", r"\u{61}mount_cents", r"amount\x5fcents"])
+def test_a_fact_is_found_however_its_name_is_written(policies: Path, name: str) -> None:
+    """Facts that no policy names are left out of a decision: one that is named in escapes must not be."""
+    rule = f'''@id("small") forbid (principal, action == Action::"create_refund", resource)
+when {{ context.args has "{name}" && context.args["{name}"] > 5 }};'''
+    (policies / "base.cedar").write_text('@id("all") permit (principal, action, resource);\n' + rule)
+    call = call_of("create_refund", order_id="SO-1", amount_cents=6)
+    decision = PolicySet.load(policies, TOOLS, AGENTS).decide(run_of(), call, spec_of("create_refund"), CALM)
+    assert (decision.effect, decision.policies) == ("deny", ("small",))
 
 
 def test_an_empty_set_is_refused(policies: Path) -> None:

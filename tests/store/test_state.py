@@ -216,6 +216,17 @@ def test_a_locked_file_is_waited_for_then_named(tmp_path: Path, monkeypatch: pyt
     state.close()
 
 
+def test_nobody_else_reads_the_file(tmp_path: Path) -> None:
+    state = open_state(tmp_path, None)
+    state.put("k", b"v")
+    assert {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {
+        "state.db": 0,
+        "state.db-wal": 0,
+        "state.db-shm": 0,
+    }
+    state.close()
+
+
 def test_a_commit_that_failed_blocks_no_later_one(tmp_path: Path) -> None:
     state = SqliteState(tmp_path / "state.db")
 
