@@ -1,9 +1,9 @@
 """docs/governance.md is run from top to bottom on a copy of the reference project: each command prints what it shows.
 
-```console``` blocks are run in order; ```LANGUAGE PATH``` blocks are written to (or added to) that file; a ```toml``` block
-without a path is an excerpt of identities.toml. In what is shown, `…` ends a line early, and alone stands for any lines.
-Times, durations, confidences and counts of records differ from run to run. Ids differ too: the page's stand for those
-that are met in their place, so that a command may name what an earlier one has shown.
+```console``` blocks are run in order; ```LANGUAGE PATH``` blocks are written to (or added to) that file; a ```toml```
+block without a path is an excerpt of identities.toml; ```text``` is not run. In what is shown `…` ends a line early and
+alone stands for any lines. Times, durations, confidences and counts of records differ from run to run. Ids differ too:
+the page's stand for those met in their place, so that a command may name what an earlier one has shown.
 """
 
 import re

@@ -2,9 +2,11 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import typer.core
 import typer.main
 
 from agentops.cli import commands
@@ -62,6 +64,23 @@ def test_the_policy_of_the_readme_is_the_projects(readme: str, repo: Path) -> No
     project = load(repo, {})
     specs = {name: tool.spec for name, tool in project.tools.items()}
     assert PolicySet.load(project.policies, specs, project.agents).digest
+
+
+def test_the_layers_of_the_architecture_are_the_contracts(repo: Path) -> None:
+    contracts = tomllib.loads((repo / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    text = (repo / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = text.split("## Layers")[1].split("Stages never")[0]
+    shown = [line[4:].split("    ")[0].strip() for line in block.splitlines() if line.startswith("    ")]
+    assert shown == contracts[0]["layers"]
+
+
+def test_the_architecture_lists_every_command(repo: Path) -> None:
+    text = (repo / "docs" / "architecture.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[a-z][a-z-]+", text.split("## Command line")[1].split("## Not built yet")[0]))
+    root = typer.main.get_command(commands.app)
+    assert isinstance(root, typer.core.TyperGroup)
+    for name, command in root.commands.items():
+        assert {name, *getattr(command, "commands", ())} <= words, name
 
 
 def test_architecture_names_only_what_exists(repo: Path) -> None:
