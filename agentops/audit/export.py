@@ -5,8 +5,9 @@ what vouches for that tree (as in `proofs`); the records of the range, each with
 after it; at the end a note of the log's key over the SHA-256 of all lines before it.
 
 Invariant: each log's range is contiguous and is hashed up to a signed root, so no record in it can be changed, removed
-or added, and the last line shows that no log was left out after the export. Both sides stream: one log (at most 16 MiB)
-in memory when writing, one record when reading. Records that no checkpoint covers yet are not exported.
+or added, and the last line shows that no log was left out after the export. What its maker left out shows only where
+it is held against the heads of an anchor: the key's holder chooses logs and times. Both sides stream: one log (at most
+16 MiB) in memory when writing, one record when reading. Records that no checkpoint covers yet are not exported.
 """
 
 import hashlib
@@ -23,6 +24,8 @@ from agentops.audit import frames, logfile, merkle, names, notes, proofs
 from agentops.errors import AuditError
 
 FORMAT = "agentops-audit-export/1"
+FOREVER = 2.0**40  # seconds since the epoch
+_LAST_DATE = 253_402_300_799.0  # the end of the year 9999
 _SEALED = b'{"seal":"'
 _ENVELOPE = b'","envelope":'
 _LONGEST = 4 * 1024 * 1024  # bytes of a line; a record and a system log's record have at most 1 MiB, once in base64
@@ -32,6 +35,9 @@ _LONGEST = 4 * 1024 * 1024  # bytes of a line; a record and a system log's recor
 class Exported:
     """What an export holds. `heads` are the signed heads that vouch for it: log -> records, root in hex."""
 
+    tenant: str  # "" = all, and the system logs
+    since: float  # seconds since the epoch, included
+    until: float  # not included
     logs: int
     records: int
     tenants: tuple[str, ...]  # folders of tenants, as in log names
@@ -39,7 +45,7 @@ class Exported:
     without_system_line: tuple[str, ...]  # logs that no system log has named yet: their own checkpoint vouches
 
 
-def export(folder: Path, out: Path, tenant: str = "", since: float = 0.0, until: float = 2.0**40) -> Exported:
+def export(folder: Path, out: Path, tenant: str = "", since: float = 0.0, until: float = FOREVER) -> Exported:
     """Write the signed records of a time to `out` (mode 0600, complete or not at all), then check them as a reader.
 
     Args:
@@ -114,6 +120,9 @@ def verify_export(path: Path, public: bytes) -> Exported:
     if not reader.ended:
         raise AuditError(f"{path.name} ends after {reader.lines} lines without its signature: it was cut")
     return Exported(
+        tenant=reader.tenant,
+        since=reader.since,
+        until=reader.until,
         logs=reader.logs,
         records=reader.records,
         tenants=tuple(sorted(reader.tenants)),
@@ -170,6 +179,8 @@ class _Reader:
     """The running state of one `verify_export`: header, then logs, then the end."""
 
     def __init__(self, public: bytes) -> None:
+        self.tenant = ""
+        self.since = self.until = 0.0
         self.logs = self.records = 0
         self.tenants: set[str] = set()
         self.heads: dict[str, tuple[int, str]] = {}
@@ -206,7 +217,11 @@ class _Reader:
     def _header(self, table: dict[str, Any]) -> None:
         if table["format"] != FORMAT:
             raise AuditError(f"not an export of format {FORMAT}")
-        self._prefix = names.prefix(table["tenant"])
+        self.tenant, self.since, self.until = str(table["tenant"]), float(table["since"]), float(table["until"])
+        last = FOREVER if self.until == FOREVER else _LAST_DATE
+        if not 0 <= self.since <= self.until <= last:
+            raise AuditError("not a stretch of time")
+        self._prefix = names.prefix(self.tenant)
 
     def _begin(self, table: dict[str, Any]) -> None:
         name, first, count, size = table["log"], table["first"], table["count"], table["size"]

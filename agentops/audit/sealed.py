@@ -53,7 +53,8 @@ class SealedRecords:
             folder: holds the days' folders; created with mode 0700.
             subjects: keys of the people.
             clock: stamps the records.
-            keep_days: whole days (UTC) before today that are kept; older ones are removed when a day's file is begun.
+            keep_days: whole days (UTC) before today that are kept; older ones are removed when a day's file is begun,
+                and by `prune`: a process that writes nothing removes nothing by itself.
         """
         self._folder, self._subjects, self._clock, self._keep_days = folder, subjects, clock, keep_days
         self._wake = threading.Condition()
@@ -113,9 +114,9 @@ class SealedRecords:
         """Records of `since` <= time < `until` (Unix seconds), of one tenant when it is named; see `Reading`."""
         return Reading(self._folder, self._subjects, since, until, tenant)
 
-    def prune(self, keep_days: int) -> int:
-        """Remove days older than `keep_days` whole days before today (UTC); returns how many were removed."""
-        oldest = _day(self._clock.now() - timedelta(days=keep_days).total_seconds())
+    def prune(self) -> int:
+        """Remove the days that are not to be kept any more; returns how many were removed."""
+        oldest = _day(self._clock.now() - timedelta(days=self._keep_days).total_seconds())
         old = [folder for folder in self._folder.glob("date=*") if folder.name[5:] < oldest]
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)  # another process may be doing the same
@@ -180,7 +181,7 @@ class SealedRecords:
             self._leave()
             folder = self._folder / f"date={day}"
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.prune(self._keep_days)
+            self.prune()
             folder.mkdir(exist_ok=True, mode=0o700)
             path = folder / f"{at_ms}-{os.getpid()}-{secrets.token_hex(4)}.sealed"
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
@@ -242,7 +243,7 @@ class Reading:
             if not self._since <= at_ms / 1000 < self._until:
                 continue
             if subject == _LOST:
-                self.lost += int.from_bytes(content, "big")
+                self.lost += int.from_bytes(content[:8], "big")
                 continue
             if subject not in ciphers:
                 found = self._subjects.find(subject.hex())

@@ -14,19 +14,23 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from agentops.audit import cosign, merkle, notes
 from agentops.errors import AuditError
 
 MAX_BODY = 16 * 1024  # bytes: a note is under 4 KiB, a proof at most 63 lines of 45
 MAX_LOGS = 100_000
-_WAIT_SECONDS = 10.0  # for the rest of a request
-_AT_ONCE = 32  # requests
+_WAIT_SECONDS = 10.0  # for the next bytes of a request
+_WHOLE_SECONDS = 30.0  # for a request and its answer
+_AT_ONCE = 32  # connections
 
 
 class Refusal(Exception):
@@ -138,7 +142,6 @@ def serve(witness: Witness, host: str, port: int) -> ThreadingHTTPServer:
     Raises:
         OSError: the address is taken.
     """
-    slots = threading.BoundedSemaphore(_AT_ONCE)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _WAIT_SECONDS
@@ -160,8 +163,6 @@ def serve(witness: Witness, host: str, port: int) -> ThreadingHTTPServer:
                 self._answer(404, b"post to /add-checkpoint\n")
             elif not length.isascii() or not length.isdigit() or int(length[:9]) > MAX_BODY:
                 self._answer(413, b"send a Content-Length of at most %d\n" % MAX_BODY)
-            elif not slots.acquire(blocking=False):
-                self._answer(503, b"busy: try again\n")
             else:
                 try:
                     self._answer(200, witness.add_checkpoint(self.rfile.read(int(length))))
@@ -170,8 +171,6 @@ def serve(witness: Witness, host: str, port: int) -> ThreadingHTTPServer:
                     self._answer(refusal.status, f"{refusal}\n".encode(), kind)
                 except OSError:
                     self._answer(500, b"the witness could not write the head down\n")
-                finally:
-                    slots.release()
 
         def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
             self.send_response(status)
@@ -183,9 +182,48 @@ def serve(witness: Witness, host: str, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Not logged: what there is to know is in the remembered heads."""
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    return server
+    return _Server((host, port), Handler)
+
+
+class _Server(ThreadingHTTPServer):
+    """A bounded number of connections, each for a bounded time: slow clients cost no more than that."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            with suppress(OSError):
+                request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        late = threading.Timer(_WHOLE_SECONDS, _hang_up, (request,))
+        late.daemon = True
+        late.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            late.cancel()
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Not printed: a client that goes away is no fault of ours."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _parse(body: bytes) -> tuple[int, list[bytes], bytes]:

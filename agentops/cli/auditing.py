@@ -255,7 +255,11 @@ def _anchored(row: dict[str, Any]) -> str:
 
 
 def _exported(done: export.Exported) -> list[str]:
-    lines = [f"records: {done.records}, logs: {done.logs}, tenants: {len(done.tenants)}"]
+    chosen = f"tenant {done.tenant!r}" if done.tenant else "all tenants and the system logs"
+    begin = f"from {moment(done.since)}" if done.since else "from the beginning"
+    end = f"until {moment(done.until)}" if done.until < export.FOREVER else "until the last signed record"
+    lines = [f"made of: {chosen}, {begin} {end}"]
+    lines += [f"records: {done.records}, logs: {done.logs}, tenants: {len(done.tenants)}"]
     lines += [f"signed head: {log}, {size} records, root {root}" for log, (size, root) in done.heads.items()]
     return lines + [f"not named by a system log yet: {name}" for name in done.without_system_line]
 

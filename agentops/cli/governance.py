@@ -88,7 +88,7 @@ def prune(
 ) -> None:
     """Remove old state: ended approvals, requests that waited in vain, labels of conversations, marks of effects.
 
-    Records in the audit log stay; recorded decisions have a retention of their own (decision_days).
+    Records in the audit log stay. Of recorded decisions go those older than decision_days, whatever --days says.
     """
     with open_workspace(project) as workspace:
         before = workspace.clock.now() - days * 86_400
@@ -98,8 +98,11 @@ def prune(
             "conversations": workspace.readings.prune(before),
             "effects": workspace.effects.prune(before),
         }
+        kept, gone = workspace.project.settings.decision_days, workspace.decisions.prune()
     shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in removed.items())
-    show(removed, as_json, [f"removed {shown}, each over for {days} days or more"])
+    lines = [f"removed {shown}, each over for {days} days or more"]
+    lines.append(f"removed {gone} days of recorded decisions: {kept} days are kept")
+    show({**removed, "days_of_decisions": gone}, as_json, lines)
 
 
 def _short(arguments: Json) -> str:

@@ -75,6 +75,10 @@ class DecisionRecords:
         """Return when everything posted so far is on disk."""
         self._sealed.flush()
 
+    def prune(self) -> int:
+        """Remove the days that are older than is kept; returns how many."""
+        return self._sealed.prune()
+
     def close(self) -> None:
         """Write what waits. Safe to call twice."""
         self._sealed.close()

@@ -224,6 +224,19 @@ def test_any_stretch_of_time_can_be_exported(tmp_path_factory: Any, size: int, d
     assert export.verify_export(out, notes.load_public_key(folder)) == done
 
 
+def test_a_reader_learns_what_was_chosen(tenants: Path, public: bytes, tmp_path: Path) -> None:
+    export.export(tenants, tmp_path / "out", "acme", since=5.0)
+    read = export.verify_export(tmp_path / "out", public)
+    assert (read.tenant, read.since, read.until) == ("acme", 5.0, export.FOREVER)
+    lines = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    for until in ('"nan"', "1e300", "-1", "4.0"):
+        lines[0] = lines[0].replace(b"1099511627776.0", until.encode())
+        (tmp_path / f"changed{until}").write_bytes(b"".join(lines))
+        with pytest.raises(AuditError, match="line 1"):
+            export.verify_export(tmp_path / f"changed{until}", public)
+        lines[0] = lines[0].replace(until.encode(), b"1099511627776.0")
+
+
 def test_nothing_to_export_and_an_existing_file_are_errors(tenants: Path, tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="nothing was exported"):
         export.export(tenants, tmp_path / "out", "nobody")

@@ -135,7 +135,8 @@ def test_days_have_their_own_files_and_old_ones_go(kept: SealedRecords, tmp_path
         asyncio.run(clock.drive(clock.sleep(DAY)))
     assert numbers(kept) == [2, 3, 4, 5, 6, 7, 8, 9]  # today and seven days before it
     assert [one["record"]["n"] for one in kept.read(NOON + 4 * DAY, NOON + 6 * DAY)] == [4, 5]
-    assert kept.prune(2) == 6  # it is the day after the last one now
+    shorter = SealedRecords(tmp_path / "decisions", SubjectKeys(tmp_path / "audit" / "subjects.db"), clock, keep_days=2)
+    assert shorter.prune() == 6  # it is the day after the last one now
     assert numbers(kept) == [8, 9]
 
 

@@ -2,9 +2,13 @@
 
 import base64
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -130,6 +134,30 @@ def test_over_http(made: witness.Witness, serving: Callable[[witness.Witness], s
     name, public = notes.parse_verifier_key(httpx.get(f"{address}/key").text.strip(), cosign.ALGORITHM)
     assert name == "agentops-witness"
     assert len(public) == 32
+
+
+def test_slow_clients_take_a_bounded_number_of_places_for_a_bounded_time(
+    serving: Callable[[witness.Witness], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness, "_AT_ONCE", 4)
+    monkeypatch.setattr(witness, "_WHOLE_SECONDS", 1.0)
+    address = serving(witness.Witness(tmp_path / "served", [PUBLIC]))
+    before = threading.active_count()
+    host, port = address.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(20)]
+    began = time.monotonic()
+    answered = []
+    while 200 not in answered and time.monotonic() < began + 10:
+        for connection in slow:  # never quiet for long
+            with suppress(OSError):
+                connection.send(b"X")
+        assert threading.active_count() <= before + 2 * 5
+        answered.append(httpx.get(f"{address}/key").status_code)
+        time.sleep(0.1)
+    for connection in slow:
+        connection.close()
+    assert answered[0] == 503
+    assert answered[-1] == 200
 
 
 def test_a_cosignature_is_what_c2sp_describes(made: witness.Witness) -> None:

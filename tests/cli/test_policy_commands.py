@@ -159,3 +159,13 @@ def test_the_schema_is_shown_and_written(agentops: Callable, copy: Path) -> None
     assert file.read_text() == "// old\n"
     assert agentops("policy", "schema", "--write", "--project", copy).out == "wrote policies/schema.cedarschema\n"
     assert file.read_text() == current
+
+
+def test_decisions_past_their_retention_go_without_new_ones(agentops: Callable, desk: Path) -> None:
+    old = desk / ".agentops" / "decisions" / "date=2020-01-01"
+    old.mkdir()
+    (old / "1-1-0.sealed").write_bytes(b"")
+    ran = agentops("prune", "--json", "--project", desk)
+    assert json.loads(ran.out)["days_of_decisions"] == 1
+    assert [folder.name for folder in old.parent.iterdir()] != []
+    assert not old.exists()
