@@ -99,6 +99,7 @@ class Attacker(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.paths.append(self.path)  # pyrefly: ignore[missing-attribute]
         how, target = self.server.how  # pyrefly: ignore[missing-attribute]
         if how == "redirect":
             self.send_response(307)
@@ -150,13 +151,14 @@ def test_a_host_that_redirects_floods_or_babbles_is_no_server(rig: Any, entry: A
     from agentops.act.mcp import lock
 
     other = attack(Listener, reached=[])
-    bad = attack(Attacker)
+    bad = attack(Attacker, paths=[])
     target = f"http://127.0.0.1:{other.server_port}/x" if how == "redirect" else "/elsewhere"
     bad.how = ("redirect", target) if how.startswith("redirect") else (how, "")
     lock.write(rig.pack, [lock.definition(entry("look"))])
     rig.declare(f"[mcp.tools.look]\n{READ}timeout_s = 5\n", f'url = "http://127.0.0.1:{bad.server_port}/mcp"')
     assert rig.one("look").error == "look: the service behind it could not be reached; try again later"
     assert other.reached == []
+    assert set(bad.paths) == {"/mcp"}
 
 
 def test_a_name_that_leads_into_the_private_network_is_not_reached() -> None:
@@ -185,7 +187,7 @@ def test_what_servers_and_callers_said_is_in_no_log(
 ) -> None:
     from agentops.act.mcp import lock
 
-    bad = attack(Attacker, how=("html", ""))
+    bad = attack(Attacker, how=("html", ""), paths=[])
     lock.write(rig.pack, [lock.definition(entry("look"))])
     rig.declare(f"[mcp.tools.look]\n{READ}", f'url = "http://127.0.0.1:{bad.server_port}/mcp"')
     with caplog.at_level("DEBUG"):
