@@ -100,7 +100,7 @@ def forged() -> dict[str, tuple[str, str]]:
         "other audiences": (mint(aud=["billing", "mail"]), "audience"),
         "audience is a number": (mint_raw(head, {**good, "aud": 7}), "audience"),
         "expired": (mint(exp=now - 60), "expired"),
-        "not yet": (mint(nbf=now + 60), "time"),
+        "not yet": (mint(nbf=now + 3600), "time"),
         "issued in the future": (mint(iat=now + 60), "time"),
         "issued long ago": (mint(iat=now - 2 * DAY), "age"),
         "exp is infinite": (mint_raw(head, {**good, "exp": float("inf")}), "claims"),
