@@ -13,7 +13,8 @@ from agentops.cli import commands
 ATTACKS = """
 erroring forbid; bad reload; empty policy set; NaN; 2^63; duplicate keys; depth 10,000; 50 MB arguments;
 `__entity` keys; `..` in a path; symlink; path swapped after the check; two-@ address; IDN homograph; CRLF;
-SSRF encodings; DNS rebinding; redirects; zero-width; bidi; lone surrogates; 50 concurrent calls near a budget; a direct call around the gateway;
+SSRF encodings; DNS rebinding; redirects; zero-width; bidi; lone surrogates;
+50 concurrent calls near a budget; a direct call around the gateway;
 taint through memory; taint through the cache; taint through a sub-agent; taint through a restart;
 arguments changed after approval; policy changed after approval; two workers on one approval; self-approval;
 forged resume; crash between intent and tool; tool description swapped; duplicate tool names;
