@@ -101,7 +101,7 @@ def forged() -> dict[str, tuple[str, str]]:
         "audience is a number": (mint_raw(head, {**good, "aud": 7}), "audience"),
         "expired": (mint(exp=now - 60), "expired"),
         "not yet": (mint(nbf=now + 3600), "time"),
-        "issued in the future": (mint(iat=now + 60), "time"),
+        "issued in the future": (mint(iat=now + 3600), "time"),
         "issued long ago": (mint(iat=now - 2 * DAY), "age"),
         "exp is infinite": (mint_raw(head, {**good, "exp": float("inf")}), "claims"),
         "exp is a text": (mint_raw(head, {**good, "exp": "tomorrow"}), "claims"),
