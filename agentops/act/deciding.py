@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentops.act.lookup import Resolver, look_up, pins
 from agentops.act.protocols import DecisionRecords, Workers
+from agentops.errors import PolicyError
 from agentops.types import CallStatus, Decision, Json, Labels, Run, Tool, ToolCall
 
 if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Cedar
@@ -115,7 +116,12 @@ class Deciding:
 
         `pinned`: addresses that are in `facts` already, because whether to ask depended on them.
         """
-        approval = self._approvals.request(run, call, tool.spec, asked)
+        try:
+            approval = self._approvals.request(run, call, tool.spec, asked)
+        except PolicyError as error:  # too much to be shown to a person, or too many wait already
+            denied = replace(asked, effect="deny", reason=str(error))
+            self._tell(run, tool, call, denied, "")
+            raise Refused("denied", denied.reason, denied) from None
         decision = asked
         if approval.status == "approved":
             facts = {**facts, "approved": approval.approver}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from agentops.audit import Audit, canonical, digest
@@ -21,11 +22,13 @@ from agentops.types import Decision, Json, Principal, Run, ToolCall, ToolSpec
 VALID_S = 24 * 3600.0  # from the request to the use
 MAX_REASON = 2_000  # characters
 MAX_ARGUMENTS = 256 * 1024  # bytes, canonical
+MAX_OPEN = 100  # that one user may have waiting: more would bury what matters, and be waved through
 ATTEMPTS = 20
 Status = Literal["pending", "approved", "denied", "expired", "consumed"]
 RECALLED = "mcp-"  # begins the runs of other agents' calls
 _ITEM = "approvals/item/"
 _CALL = "approvals/call/"
+_OPEN = "approvals/open/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class Approvals:
         Other arguments, another tool version or other policies give another one; an expired one is asked for again.
 
         Raises:
-            PolicyError: the decision does not ask for approval, or the call has no idempotency key or is too large.
+            PolicyError: the decision does not ask for approval, the call has no idempotency key or is too large, or
+                `MAX_OPEN` calls of this user wait already.
             StoreError: the shared state cannot answer.
         """
         if decision.effect != "approve" or not decision.approver:
@@ -99,7 +103,10 @@ class Approvals:
         fresh = _fresh(run, call, spec, decision, now)
         for _ in range(ATTEMPTS):
             found = self._read(fresh.id)
-            if found is not None and self._seen(found[0]).status != "expired":
+            known = found is not None and self._seen(found[0]).status != "expired"
+            if not known:
+                self._counted(fresh)
+            if found is not None and known:
                 approval = found[0]
             elif self._write(fresh, 0 if found is None else found[1]):
                 approval = fresh
@@ -217,10 +224,36 @@ class Approvals:
             useless = approval.status in ("denied", "expired", "consumed") and ended < before
             if useless and self._state.compare_and_set(key, None, version):
                 removed += 1
+        for key, value, version in self._state.scan(_OPEN):
+            if max(_until(value).values(), default=0.0) < before:
+                self._state.compare_and_set(key, None, version)
         for key, value, version in self._state.scan(_CALL):
             if self._state.get(_ITEM + value.decode()) is None:
                 self._state.compare_and_set(key, None, version)
         return removed
+
+    def _counted(self, fresh: Approval) -> None:
+        """Count an approval that is about to be asked for among those of its user."""
+        key = _OPEN + hashlib.sha256(canonical([fresh.tenant, fresh.user])).hexdigest()
+        for _ in range(ATTEMPTS):
+            found = self._state.get(key)
+            listed = _until(found[0]) if found else {}
+            kept = {id: until for id, until in listed.items() if until > fresh.requested_at and id != fresh.id}
+            if len(kept) >= MAX_OPEN:
+                kept = {id: until for id, until in kept.items() if self._waits(id)}
+            if len(kept) >= MAX_OPEN:
+                raise PolicyError(
+                    f"{fresh.tool}: {MAX_OPEN} calls of this user wait for approval already: no more is asked for "
+                    "until some are decided"
+                )
+            data = orjson.dumps({**kept, fresh.id: fresh.expires_at})
+            if self._state.compare_and_set(key, data, found[1] if found else 0):
+                return
+        raise StoreError("the user's approvals were changed by others again and again: try again")
+
+    def _waits(self, id: str) -> bool:
+        found = self._read(id)
+        return found is not None and self._seen(found[0]).status == "pending"
 
     def _seen(self, approval: Approval) -> Approval:
         """The approval as of now: what was not used in time has expired."""
@@ -309,6 +342,17 @@ def _asker(run: Run) -> tuple[str, str, str, str]:
 def _call_key(run: Run, call: ToolCall) -> str:
     parts = [run.principal.tenant, run.principal.user, run.session, call.idempotency_key]
     return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def _until(data: bytes) -> dict[str, float]:
+    """When each listed approval expires, by id."""
+    try:
+        listed = orjson.loads(data)
+        if isinstance(listed, dict) and all(isinstance(until, int | float) for until in listed.values()):
+            return listed
+    except orjson.JSONDecodeError:
+        pass  # told below, like every other form that is not ours
+    raise StoreError("the list of a user's approvals in the shared state is damaged: remove it")
 
 
 def _decoded(name: str, data: bytes) -> Approval:

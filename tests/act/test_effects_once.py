@@ -83,6 +83,15 @@ def test_what_the_gateway_refuses_after_the_policies_allowed_is_on_record(desk: 
     assert (last["type"], last["decision"], last["policies"]) == ("tool.decision", "deny", ["effect-done"])
 
 
+def test_what_cannot_be_asked_for_is_a_denial_that_says_why(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentops.policy.approvals.MAX_OPEN", 1)
+    assert desk.go(desk.call("pay", order_id="A", cents=20_000)).status == "pending"
+    refused = desk.go(desk.call("pay", order_id="B", cents=20_000))
+    assert (refused.status, refused.decision.effect) == ("denied", "deny")
+    assert "wait for approval already" in refused.error
+    assert desk.records()[-1]["decision"] == "deny"
+
+
 def test_a_refused_payment_gives_back_the_money_and_not_the_call(desk: Any) -> None:
     run = desk.run(agent=replace(desk.run().agent, max_calls=3))
     statuses = [desk.go(desk.call("pay", run, order_id="gone", cents=5)).status for _ in range(5)]

@@ -1,5 +1,6 @@
 """Approvals on both real stores: bound, single use, decided once by somebody else, over restarts and processes."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from agentops.audit import MemoryAudit
 from agentops.errors import PolicyError, StoreError
 from agentops.graph import VirtualClock
 from agentops.policy import Approval, Approvals
+from agentops.policy.approvals import MAX_OPEN, VALID_S
 from agentops.store import State
 from agentops.types import Decision, Principal
 
@@ -125,6 +127,22 @@ def test_a_service_that_asked_for_somebody_does_not_decide_it(approvals: Approva
     with pytest.raises(PolicyError, match="another person"):
         approvals.decide(asked.id, True, FINANCE)
     assert approvals.decide(asked.id, True, who("E-2", roles=("finance",))).status == "approved"
+
+
+def test_one_user_cannot_bury_the_approvers(approvals: Approvals) -> None:
+    def ask(cents: int, user: str = "C-1") -> Approval:
+        call = call_of("create_refund", order_id="SO-1", amount_cents=cents)
+        return approvals.request(run_of(user=user), call, SPEC, ASKS)
+
+    asked = [ask(cents) for cents in range(MAX_OPEN)]
+    with pytest.raises(PolicyError, match="wait for approval already"):
+        ask(MAX_OPEN)
+    assert ask(3) == asked[3], "what waits is still found"
+    assert ask(1, "C-2").status == "pending"
+    approvals.decide(asked[0].id, False, FINANCE)
+    assert ask(MAX_OPEN).status == "pending"
+    asyncio.run(clock_of(approvals).drive(clock_of(approvals).sleep(VALID_S)))
+    assert ask(MAX_OPEN + 1).status == "pending", "the others have expired"
 
 
 def test_the_role_is_needed_all_of_them(approvals: Approvals) -> None:
