@@ -94,11 +94,21 @@ def propose(
             roles[name] = scopes
     for name, policy in policies.policies.items():
         used = needed.permit_tools.get(name, frozenset())
-        if policy.effect == "permit" and used and not _ONE_TOOL.search(policy.text):
+        spare = policy.effect == "permit" and used and not used >= _covered(policy, tools)
+        if spare and not _ONE_TOOL.search(policy.text):
             file = project.policies / Path(policy.file).name
             edit(file, lambda text, p=policy, u=used: narrowed(text, p, u), f"permit {name}")
     replayed, refused = _tried(project, tools, agents, roles, files, read)
     return Proposal(_patch(project.root, files), replayed, refused, tuple(skipped))
+
+
+def _covered(policy: Policy, tools: Mapping[str, ToolSpec]) -> set[str]:
+    """Tools that a permit's scope names: one by one, by their effect, or all."""
+    found = _PERMIT.search(policy.text)
+    if found is None or found["scope"] is None:
+        return set(tools)
+    named = set(re.findall(r'"([^"]*)"', found["scope"]))
+    return {name for name, spec in tools.items() if {name, spec.effect} & named}
 
 
 def set_key(text: str, table: tuple[str, str], key: str, value: frozenset[str] | int) -> str | None:

@@ -166,6 +166,13 @@ def test_the_patch_applies_loads_and_refuses_none_of_the_traffic(desk: Desk, tmp
     assert "# what the support desk" in (copy / "routers/intent/router.toml").read_text().lower()  # comments stay
 
 
+def test_a_permit_all_of_whose_tools_were_needed_stays_as_it_is(desk: Desk) -> None:
+    busy(desk)  # create_refund is the only tool that moves money
+    patch = desk.propose().patch
+    assert '-permit (principal, action in Action::"read", resource)' in patch
+    assert '-permit (principal, action in Action::"money", resource)' not in patch
+
+
 def test_nothing_is_written_and_nothing_to_take_is_no_patch(desk: Desk) -> None:
     before = projects.digest(desk.project.root)
     busy(desk)
