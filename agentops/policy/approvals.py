@@ -146,7 +146,8 @@ class Approvals:
         return sorted(chosen, key=lambda one: (one.requested_at, one.id))
 
     def decide(self, id: str, approve: bool, by: Principal, reason: str = "") -> Approval:
-        """Approve or deny, once.
+        """Approve or deny, once. The same again by the same person changes nothing: what waits may go on then, when
+        carrying it on failed the first time.
 
         Args:
             id: as `list` shows it.
@@ -165,6 +166,8 @@ class Approvals:
             approval = self._seen(stored)
             if approval.status == "expired":
                 raise PolicyError(f"approval {id} has expired: the customer must ask again")
+            if (approval.status, approval.decided_by) == ("approved" if approve else "denied", by.user):
+                return approval
             if approval.status != "pending":
                 raise PolicyError(f"approval {id} is already {approval.status}: a decision is made once")
             if by.tenant == approval.tenant and by.user in (approval.user, *approval.actors):

@@ -168,6 +168,12 @@ def test_a_decision_is_made_once(approvals: Approvals) -> None:
     one = approved(approvals)
     with pytest.raises(PolicyError, match="already approved"):
         approvals.decide(one.id, False, FINANCE)
+    with pytest.raises(PolicyError, match="already approved"):
+        approvals.decide(one.id, True, who("E-2", roles=("finance",)))
+    assert approvals.decide(one.id, True, FINANCE, "once more") == one
+    assert approvals.consume(one.id, CALL, SPEC, "sha256:policies", run_of())
+    with pytest.raises(PolicyError, match="already consumed"):
+        approvals.decide(one.id, True, FINANCE)
 
 
 @pytest.mark.parametrize("id", ["", "a" * 21, "../../x", "a\x00", "x" * 5000, "é", "approvals/item/"])
@@ -230,7 +236,8 @@ def test_of_two_deciders_one_wins(open_store: Callable[[], State]) -> None:
     def work(number: int, approvals: Approvals) -> None:
         barrier.wait()
         try:
-            outcomes.append(approvals.decide(asked.id, number % 2 == 0, FINANCE).status)
+            person = who(f"E-{number}", roles=("finance",))
+            outcomes.append(approvals.decide(asked.id, number % 2 == 0, person).status)
         except PolicyError as error:
             outcomes.append("refused" if "already" in str(error) else str(error))
 

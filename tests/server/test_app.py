@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agentops import project as projects
+from agentops.errors import StoreError
 from agentops.improve import ensure_router
 from agentops.policy import ApiKeys
 from agentops.runtime import open_runtime
@@ -165,6 +166,15 @@ def test_an_approval_over_http_resumes_the_request(served: tuple[TestClient, Wor
     path = f"/v1/approvals/{approval}"
     assert client.post(path, json={"approve": True}, headers={"Authorization": SHOP}).status_code == 403
     assert client.post(path, json={"approve": True}, headers={"Authorization": DESK}).status_code == 403
+    runtime = client.app.state.runtime
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def gone(_: str) -> None:
+            raise StoreError("no answer")
+
+        patch.setattr(runtime, "resume", gone)
+        failed = client.post(path, json={"approve": True, "reason": "fine"}, headers={"Authorization": MONEY})
+        assert failed.status_code == 503
     done = client.post(path, json={"approve": True, "reason": "fine"}, headers={"Authorization": MONEY})
     assert done.status_code == 200
     assert done.json()["request"]["status"] == "ok"
