@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -158,8 +158,14 @@ async def _metered(
     if meter is None:
         return await _attempts(model, arguments, timeout_s, span)
     sent = json.dumps([arguments["messages"], arguments.get("tools")], default=str).encode()
+    wanted = len(sent) // BYTES_PER_TOKEN + 1 + arguments["max_tokens"]
+    reserving = asyncio.ensure_future(asyncio.to_thread(meter.reserve, wanted))
     try:
-        held = await asyncio.to_thread(meter.reserve, len(sent) // BYTES_PER_TOKEN + 1 + arguments["max_tokens"])
+        held = await asyncio.shield(reserving)
+    except asyncio.CancelledError:  # nothing was sent: what the thread still reserves goes back
+        with suppress(AgentopsError):
+            await asyncio.to_thread(meter.settle, await reserving, 0, 0)
+        raise
     except AgentopsError as error:
         raise ModelError(f"model {model!r} was not asked: {error}") from None
     started, used = time.monotonic(), None

@@ -276,6 +276,24 @@ async def test_tokens_stay_charged_when_nobody_says_what_was_used(provider: Prov
         await complete("openai/tiny", HELLO, max_tokens=100, meter=meter)
 
 
+async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing(provider: Provider) -> None:
+    class Slow(MemoryState):
+        """Answers late: the caller is gone meanwhile."""
+
+        def compare_and_set(self, *arguments: Any) -> bool:
+            time.sleep(0.1)
+            return super().compare_and_set(*arguments)
+
+    meter = limited(1_000, Slow())
+    call = asyncio.create_task(complete("openai/tiny", HELLO, max_tokens=900, meter=meter))
+    await asyncio.sleep(0.05)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert call.cancelled()
+    assert provider.requests == []
+    await complete("openai/tiny", HELLO, max_tokens=900, meter=meter)
+
+
 async def test_without_the_budgets_no_model_is_asked(provider: Provider) -> None:
     state = MemoryState()
     meter = limited(10_000, state)
