@@ -37,7 +37,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _AGO = re.compile(r"([1-9]\d{0,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 Since = Annotated[str, typer.Option(help="From this time: 24h, 30d, or 2026-12-01[T10:00] (UTC).")]
@@ -86,8 +86,15 @@ def show(value: Any, as_json: bool, lines: Iterable[Any] = ()) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` of others for a terminal: control characters, which could forge what an operator sees, made visible."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """`text` of others for a terminal: what could forge what an operator sees (control characters, changes of the
+    writing direction) made visible.
+    """
+    return _CONTROL.sub(_visible, text)
+
+
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def plain(value: Any) -> Any:

@@ -209,11 +209,15 @@ def test_a_project_without_its_router_is_a_sentence(agentops, copy: Path) -> Non
 
 
 def test_recorded_text_neither_breaks_nor_forges_the_output(agentops, copy: Path) -> None:
-    query = "SELECT '[/x] [bold]' AS text, chr(27) || '[2J' AS code, 1.5 AS half, INTERVAL 2 SECOND AS took"
+    query = (
+        "SELECT '[/x] [bold]' AS text, chr(27) || '[2J' || chr(8238) AS code, 1.5 AS half, INTERVAL 2 SECOND AS took"
+    )
     ran = agentops("traces", "sql", query, "--project", copy)
     assert ran.code == 0
     assert "[/x] [bold]" in ran.out
     assert "\x1b" not in ran.out
+    assert "\u202e" not in ran.out
+    assert "\\u202e" in ran.out
     [row] = json.loads(agentops("traces", "sql", query, "--project", copy, "--json").out)
     assert (row["text"], row["half"], row["took"]) == ("[/x] [bold]", 1.5, 2.0)
 

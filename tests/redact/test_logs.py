@@ -52,6 +52,12 @@ def test_a_record_that_cannot_be_redacted_names_only_its_place(written: io.Strin
     assert "ann" not in written.getvalue()
 
 
+def test_a_message_is_one_line(written: io.StringIO) -> None:
+    with redacted_logs(lambda: REDACTOR):
+        logging.getLogger("some.library").warning("said %s", "no\r\nERROR agentops all is lost\x1b[2J\u2028x")
+    assert written.getvalue() == "WARNING some.library said no\\r\\nERROR agentops all is lost\\x1b[2J\\u2028x\n"
+
+
 def test_it_ends_with_the_block_also_when_blocks_overlap(written: io.StringIO) -> None:
     before = logging.getLogRecordFactory()
     with redacted_logs(lambda: REDACTOR), redacted_logs(lambda: REDACTOR):
