@@ -96,7 +96,7 @@ def query(
 
 @app.command()
 def unfinished(tenant: Tenant = "", project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Effects begun more than a minute ago of which nobody knows whether they happened: look at each after a crash.
+    """Effects whose end nobody knows. Begun more than a minute ago; look at each after a crash.
 
     Nothing repeats them by itself. Look in the tool's own system, under the idempotency key where it keeps one.
     """
@@ -116,7 +116,7 @@ def prove(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove one record to someone who has only key.pub: to a signed head, and to its line in the system log."""
+    """Prove one record to someone who has only key.pub. To a signed head, and to its line in the system log."""
     with open_workspace(project) as workspace:
         folder = workspace.home / "audit"
     public = notes.load_public_key(folder)
@@ -144,7 +144,7 @@ def export_(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """One file with the signed records of a tenant or a time, that proves itself without this folder."""
+    """One file with the signed records of a tenant or a time. It proves itself without this folder."""
     with open_workspace(project) as workspace:
         folder = workspace.home / "audit"
     bounds = {name: instant(text) for name, text in (("since", since), ("until", until)) if text}
@@ -175,7 +175,7 @@ def verify_export(
 
 @app.command()
 def anchor(anchor: Anchors = None, project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Publish the signed heads of the system logs now, where an anchor does not have them yet."""
+    """Publish the newest signed heads now. Only where an anchor does not have them yet."""
     with open_workspace(project) as workspace:
         folder = workspace.home / "audit"
         specs = [*workspace.project.settings.audit_anchors, *(anchor or ())]
@@ -196,7 +196,7 @@ def witness_(
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     name: Annotated[str, typer.Option(help="Name in its cosignatures.")] = "agentops-witness",
 ) -> None:
-    """Remember the heads of others' logs and refuse forks and rollbacks. Run it on another machine than the logs."""
+    """Remember heads of others' logs, refuse forks and rollbacks. Run it on another machine than the logs."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9./_-]{0,62}", name):
         raise ConfigError(f"witness name {name[:80]!r} is not allowed: lower-case letters, digits, . / _ -, at most 63")
     made = witness.Witness(home, [notes.load_public_key(path) for path in key], name)
@@ -218,7 +218,7 @@ def erase(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Destroy a person's key for good: digests and sealed records of them then mean nothing; the log still verifies.
+    """Destroy a person's key for good. Digests and sealed records of them then mean nothing; the log still verifies.
 
     Traces, approvals and the tools' own data are elsewhere; backups of audit/subjects.db must be deleted with it.
     """

@@ -55,7 +55,7 @@ def demo(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the whole loop: serve, trace, judge, harvest, retrain, evaluate, gate, canary, roll back."""
+    """Show the whole loop, offline. Serve, trace, judge, harvest, retrain, evaluate, gate, canary, roll back."""
     root = project.resolve() if project else projects.find()
     loaded = projects.load(root, {**os.environ, "AGENTOPS_HOME": FOLDER})
     if not loaded.pipelines:

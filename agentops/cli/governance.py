@@ -86,9 +86,10 @@ def prune(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old state: ended approvals, requests that waited in vain, labels of conversations, marks of effects.
+    """Remove old state: approvals, conversations, marks.
 
-    Records in the audit log stay. Of recorded decisions go those older than decision_days, whatever --days says.
+    Approvals that ended, requests that waited in vain, labels of conversations and marks of effects. Records in the
+    audit log stay. Of recorded decisions go those older than decision_days, whatever --days says.
     """
     with open_workspace(project) as workspace:
         before = workspace.clock.now() - days * 86_400

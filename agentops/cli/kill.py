@@ -27,7 +27,10 @@ def kill(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a target: every replica refuses its calls from the next one on. Calls that run already end by themselves."""
+    """Stop a tool, an agent, a user, a tenant or everything.
+
+    Every replica refuses its calls from the next one on. Calls that run already end by themselves.
+    """
     with open_workspace(project) as workspace:
         if list_:
             found = workspace.kill.active()

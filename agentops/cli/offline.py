@@ -51,7 +51,7 @@ def harvest(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn recorded traces into a data set whose every row can be explained."""
+    """Turn recorded traces into a data set. Every row of it can be explained."""
     from agentops.improve import harvest_dataset
 
     options: dict[str, Any] = {"include_inaction": True} if include_inaction else {}
@@ -79,7 +79,7 @@ def train(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Retrain a model inside the agent; prints the artifact's digest."""
+    """Retrain a model inside the agent. Prints the artifact's digest."""
     from agentops.improve import train_stage
 
     if data is None:
@@ -108,7 +108,7 @@ def evaluate(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a router version on a suite with intervals, and gate it. Exit 1 when the gate fails."""
+    """Measure a router version on a suite, and gate it. Exit 1 when the gate fails."""
     from agentops.evaluate import junit as junit_xml
     from agentops.evaluate import to_json
     from agentops.improve import ensure_router, evaluate_version
@@ -148,7 +148,7 @@ def improve(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """The whole offline loop: harvest router rows, retrain, gate, release on replayed labelled traffic."""
+    """The whole offline loop at once. Harvest router rows, retrain, gate, release on replayed labelled traffic."""
     from agentops.improve import improve as run
 
     with open_workspace(project) as workspace, Bar("improve") as bar:

@@ -22,7 +22,7 @@ def ask(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve one request here and print the answer, the route and every tool call."""
+    """Serve one request here and print what happened. The answer, the route and every tool call."""
     from agentops.improve import ensure_router
     from agentops.server.app import extension
 
@@ -67,7 +67,7 @@ def _line(name: str, text: str) -> Text:
 
 
 def serve(project: ProjectDir = None) -> None:
-    """Serve OpenAI-style chat completions over HTTP, and the governed tools over MCP.
+    """Serve chat completions over HTTP. They are OpenAI-style; the governed tools are served over MCP.
 
     Keys: AGENTOPS_API_KEYS=id:secret:tenant:user[:role+role[:YYYY-MM-DD]],… (a key ends on its day).
     Tokens of an identity provider count when policies/identities.toml has [issuers.NAME].

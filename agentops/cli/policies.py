@@ -49,7 +49,7 @@ def schema(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """The Cedar schema that tools and agents give: what policies may name."""
+    """What policies may name: a Cedar schema. Tools and agents give it."""
     with open_workspace(project) as workspace:
         specs, agents = workspace.specs, workspace.project.agents
         if write:
@@ -71,7 +71,7 @@ def diff_(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which recorded decisions another set of policies would have made otherwise."""
+    """Which recorded decisions another set would make otherwise."""
     with open_workspace(project) as workspace:
         if not folder.is_dir():
             raise PolicyError(f"{str(folder)!r} is no folder: name one with a complete set of Cedar files")
@@ -95,7 +95,7 @@ def advise(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What was granted and never needed, and a patch that takes it away. Nothing is changed."""
+    """What was granted and never needed, as a patch. Nothing is changed."""
     with open_workspace(project) as workspace:
         loaded = PolicySet.load(workspace.project.policies, workspace.specs, workspace.project.agents)
         people = identities(workspace.project.policies)

@@ -27,7 +27,7 @@ def start(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Gate the candidate on the frozen suite and open a release in shadow."""
+    """Gate a candidate and open a release in shadow."""
     from agentops.improve import evaluate_version
     from agentops.labelled import find_suite
 
@@ -46,7 +46,7 @@ def start(
 
 @release.command()
 def status(router: RouterName = "intent", project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """What serves, since when, trained on what, approved by whom; and where an open release stands."""
+    """What serves, and where an open release stands. Since when, trained on what, approved by whom."""
     with open_workspace(project) as workspace:
         serving = workspace.registry.serving(router)
         opened = controller(workspace).status(router) if workspace.registry.release(router) else None
@@ -69,7 +69,7 @@ def status(router: RouterName = "intent", project: ProjectDir = None, as_json: A
 
 @release.command()
 def promote(reason: str, router: RouterName = "intent", project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Put the candidate of the open release into service now, by hand; recorded with the reason."""
+    """Put the candidate into service now, by hand. Recorded with the reason."""
     with open_workspace(project) as workspace:
         done = controller(workspace).promote(router, by=getpass.getuser(), reason=reason)
     show(done, as_json, [f"release {done.id}: {done.candidate[:19]} serves all of {router}"])
@@ -77,7 +77,7 @@ def promote(reason: str, router: RouterName = "intent", project: ProjectDir = No
 
 @release.command()
 def abort(reason: str, router: RouterName = "intent", project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """End the open or just promoted release; the old version serves from the next request on."""
+    """End the open or just promoted release. The old version serves from the next request on."""
     with open_workspace(project) as workspace:
         done = controller(workspace).abort(router, by=getpass.getuser(), reason=reason)
     show(done, as_json, [f"release {done.id}: {done.stable[:19]} serves all of {router} again"])
@@ -85,7 +85,7 @@ def abort(reason: str, router: RouterName = "intent", project: ProjectDir = None
 
 @release.command()
 def history(router: RouterName = "intent", project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Every change of what serves, and every decision of the newest release."""
+    """Every change of what serves. And every decision of the newest release."""
     with open_workspace(project) as workspace:
         moves = workspace.registry.history(router)
         newest = workspace.registry.release(router)

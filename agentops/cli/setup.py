@@ -12,7 +12,7 @@ from agentops.errors import GateFailed
 
 
 def init(directory: Annotated[Path, typer.Argument(help="New project folder.")], as_json: AsJson = False) -> None:
-    """Lay out a small working project: tools, a router, a pipeline, policies."""
+    """Lay out a small working project. It has tools, a router, a pipeline and policies."""
     from agentops.cli.scaffold import scaffold
 
     done = scaffold(directory)
@@ -38,7 +38,7 @@ def check(project: ProjectDir = None, as_json: AsJson = False) -> None:
 
 
 def doctor(project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Is this machine ready: packages, isolation, policies, state, anchors. Exit 1 when serving would fail."""
+    """Is this machine ready, and what is lost without what it lacks. Exit 1 when serving would fail."""
     from agentops.cli.doctor import examine
 
     findings = examine(project)

@@ -29,7 +29,7 @@ tools = typer.Typer(no_args_is_help=True, help="Tools of the project, and what s
 
 @tools.command("list")
 def list_(project: ProjectDir = None, as_json: AsJson = False) -> None:
-    """Every tool: pack, effect, scopes, labels, isolation, deadline, digest, origin and state."""
+    """Every tool, what it may do and where it comes from. State says whether an MCP tool is the pinned one."""
     loaded, problems = projects.inspect(projects.find(project))
     if loaded is None:
         raise ProjectError(str(problems[0]), tuple(problems))
@@ -53,7 +53,7 @@ def pin(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a pack's MCP server for its tools, show what differs from mcp.lock, and pin the tools that pack.toml admits.
+    """Pin the tools of a pack's MCP server. Shows what differs from mcp.lock; pins what pack.toml admits.
 
     A tool's description reaches the model: read it as you would read a change of a prompt.
     """
@@ -101,7 +101,7 @@ def mcp(
     session: Annotated[str, typer.Option(help="Conversation; the same call in it is one effect.")] = "",
     project: ProjectDir = None,
 ) -> None:
-    """Serve the project's governed tools to a local agent over MCP, on standard input and output."""
+    """Serve the governed tools to a local agent over MCP. On standard input and output."""
     require("mcp", "mcp")
     from agentops.server.mcp import caller
 

@@ -22,7 +22,7 @@ def import_(
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring in traces of other frameworks and chat logs; redacted on the way in."""
+    """Bring in traces of others and chat logs. They are redacted on the way in."""
     from agentops.trace import import_files
 
     with open_workspace(project) as workspace:

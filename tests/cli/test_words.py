@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from agentops.cli import commands
 
 
 def test_a_folder_without_a_project_is_one_sentence(agentops: Callable, tmp_path: Path) -> None:
@@ -31,6 +34,15 @@ def test_what_is_missing_is_named(agentops: Callable, copy: Path, command: tuple
     ran = agentops(*command, "--project", copy)
     assert ran.code == 2
     assert said in ran.err
+
+
+def test_the_lists_of_commands_cut_no_sentence_off() -> None:
+    pending = [typer.main.get_command(commands.app)]
+    while pending:
+        group = pending.pop()
+        for name, command in getattr(group, "commands", {}).items():
+            assert not command.get_short_help_str(62).endswith("..."), (name, command.get_short_help_str(62))
+            pending.append(command)
 
 
 def test_a_search_without_a_find_says_so(agentops: Callable, copy: Path) -> None:
