@@ -106,19 +106,36 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     Raises:
         ValueError: there is no such leaf.
     """
-    if not 0 <= index < len(leaves):
-        raise ValueError(f"leaf {index} does not exist: the tree has {len(leaves)} leaves")
+    return inclusion_path(levels(leaves), index)
+
+
+def levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """Every node of the tree over leaf hashes, from the leaves up: what many proofs of one tree share.
+
+    A node without a partner goes up as it is, which gives the tree of RFC 9162 section 2.1.1.
+    """
+    rows = [list(leaves)]
+    while len(rows[-1]) > 1:
+        row = rows[-1]
+        above = [node_hash(left, right) for left, right in zip(row[::2], row[1::2], strict=False)]
+        rows.append(above + row[len(above) * 2 :])
+    return rows
+
+
+def inclusion_path(rows: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+    """As `inclusion_proof`, from the `levels` of the tree.
+
+    Raises:
+        ValueError: there is no such leaf.
+    """
+    if not 0 <= index < len(rows[0]):
+        raise ValueError(f"leaf {index} does not exist: the tree has {len(rows[0])} leaves")
     path: list[bytes] = []
-    low, high = 0, len(leaves)
-    while high - low > 1:
-        middle = low + _split(high - low)
-        if index < middle:
-            path.append(root(leaves[middle:high]))
-            high = middle
-        else:
-            path.append(root(leaves[low:middle]))
-            low = middle
-    return path[::-1]
+    for row in rows[:-1]:
+        if index ^ 1 < len(row):
+            path.append(row[index ^ 1])
+        index >>= 1
+    return path
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> bool:

@@ -55,7 +55,7 @@ class Commitments:
                     known = self._newest.get(log)
                     if known is None or size > known.size:
                         self._newest[log] = Line(size, root, system, index)
-        self._hashes = functools.lru_cache(maxsize=4)(self._leaves)  # the logs whose lines are proved come in turn
+        self._tree = functools.lru_cache(maxsize=4)(self._read)  # the logs whose lines are proved come in turn
 
     def newest(self, log: str) -> Line | None:
         """The largest head of `log` in a signed system log."""
@@ -64,19 +64,20 @@ class Commitments:
     def prove(self, line: Line) -> dict[str, Json]:
         """The line's record, and its inclusion in the system log's signed head."""
         checkpoint, note = self._notes[line.system]
-        leaves = self._hashes(line.system)
+        leaves, rows = self._tree(line.system)
         return {
             "log": line.system,
             "index": line.index,
             "leaf": base64.b64encode(leaves[line.index]).decode(),
-            "inclusion": _hex(merkle.inclusion_proof(list(map(merkle.leaf_hash, leaves)), line.index)),
+            "inclusion": _hex(merkle.inclusion_path(rows, line.index)),
             "checkpoint": note.decode(),
             "size": checkpoint.size,
         }
 
-    def _leaves(self, system: str) -> list[bytes]:
+    def _read(self, system: str) -> tuple[list[bytes], list[list[bytes]]]:
         data = logfile.read_log(self.folder, system)
-        return [leaf for _, leaf in frames.leaves(data, len(data))][: self._notes[system][0].size]
+        leaves = [leaf for _, leaf in frames.leaves(data, len(data))][: self._notes[system][0].size]
+        return leaves, merkle.levels(list(map(merkle.leaf_hash, leaves)))
 
 
 @dataclass(frozen=True, slots=True)
