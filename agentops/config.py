@@ -115,9 +115,9 @@ def loopback(host: str) -> bool:
 
 
 def home(root: Path, settings: Settings) -> Path:
-    """The folder of local state, created with its own .gitignore."""
+    """The folder of local state, created for its owner alone and with its own .gitignore."""
     path = (root / settings.home).resolve()
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)  # traces and the tools' world are in it
     ignore = path / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n")

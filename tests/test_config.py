@@ -38,7 +38,8 @@ def test_every_setting_is_documented() -> None:
     assert undocumented == []
 
 
-def test_home_ignores_itself(tmp_path) -> None:
+def test_home_ignores_itself_and_is_its_owners(tmp_path) -> None:
     home = config.home(tmp_path, config.load({}, {}))
     assert home == tmp_path / ".agentops"
     assert (home / ".gitignore").read_text() == "*\n"
+    assert home.stat().st_mode & 0o777 == 0o700
