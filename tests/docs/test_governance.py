@@ -130,8 +130,3 @@ def test_the_page_as_run(desk: Path, run: Callable[[str], list[str]], repo: Path
                 opened.write(block)
         elif language == "toml":
             assert block in identities
-
-
-def test_links_lead_to_files() -> None:
-    for link in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", PAGE.read_text(encoding="utf-8")):
-        assert (PAGE.parent / link).exists(), link
