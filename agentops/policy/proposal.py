@@ -29,6 +29,7 @@ _PERMIT = re.compile(
     r'(permit\s*\(\s*principal[^,]*,\s*action)(?P<scope>\s+in\s+(?:Action::"[^"]*"|\[[^\]]*\]))?(\s*,\s*resource)'
 )
 _ONE_TOOL = re.compile(r"permit\s*\(\s*principal[^,]*,\s*action\s*==")
+_Granted = tuple[PolicySet, Mapping[str, AgentSpec], Mapping[str, frozenset[str]]]  # policies, agents, roles' scopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Proposal:
 
     patch: str  # unified diff; "" = there is nothing to take away
     replayed: int
-    refused: int  # recorded calls that were allowed (or asked) and would not be now: 0 for a sound proposal
+    refused: int  # recorded calls that today's files allow (or ask about) and the patch would not: 0 for a sound one
     skipped: tuple[str, ...]
 
 
@@ -98,7 +99,9 @@ def propose(
         if spare and not _ONE_TOOL.search(policy.text):
             file = project.policies / Path(policy.file).name
             edit(file, lambda text, p=policy, u=used: narrowed(text, p, u), f"permit {name}")
-    replayed, refused = _tried(project, tools, agents, roles, files, read)
+    now = {name: role.scopes for name, role in people.roles.items()}
+    before = (policies, project.agents, now)
+    replayed, refused = _tried(tools, before, (_edited(project, tools, agents, files), agents, roles), read)
     return Proposal(_patch(project.root, files), replayed, refused, tuple(skipped))
 
 
@@ -196,31 +199,36 @@ def _shown(items: list[str]) -> str:
     return "[\n" + "".join(f"    {row}\n" for row in rows) + "]"
 
 
-def _tried(
-    project: Project,
-    tools: Mapping[str, ToolSpec],
-    agents: Mapping[str, AgentSpec],
-    roles: Mapping[str, frozenset[str]],
-    files: Mapping[Path, str],
-    read: Callable[[], Iterable[Recorded]],
-) -> tuple[int, int]:
-    """Decisions replayed under the proposed files, and how many that were not denied come out otherwise."""
+def _edited(
+    project: Project, tools: Mapping[str, ToolSpec], agents: Mapping[str, AgentSpec], files: Mapping[Path, str]
+) -> PolicySet:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / project.policies.name
         folder.mkdir()
         for file in project.policies.glob("*.cedar"):
             (folder / file.name).write_text(files.get(file) or file.read_text(encoding="utf-8"), encoding="utf-8")
-        policies = PolicySet.load(folder, tools, agents)
+        return PolicySet.load(folder, tools, agents)
+
+
+def _tried(
+    tools: Mapping[str, ToolSpec], before: _Granted, after: _Granted, read: Callable[[], Iterable[Recorded]]
+) -> tuple[int, int]:
+    """Decisions replayed, and how many that are no denials today come out otherwise with the patch.
+
+    Held against today's files and not against what was recorded: the policies may have changed since.
+    """
     replayed = refused = 0
     for one in read():
         spec = tools.get(one.call.tool)
         if spec is None:
             continue
         replayed += 1
-        if one.decision.effect == "deny":
-            continue
-        after = policies.decide(_under(one.run, agents, roles), one.call, spec, one.facts)
-        refused += (after.effect, after.approver) != (one.decision.effect, one.decision.approver)
+        now, then = (
+            policies.decide(_under(one.run, agents, roles), one.call, spec, one.facts)
+            for policies, agents, roles in (before, after)
+        )
+        if now.effect != "deny":
+            refused += (now.effect, now.approver) != (then.effect, then.approver)
     return replayed, refused
 
 

@@ -136,6 +136,15 @@ def test_denied_calls_are_no_need(desk: Desk) -> None:
     assert desk.propose().refused == 0
 
 
+def test_what_the_policies_of_yesterday_allowed_is_not_held_against_the_patch(desk: Desk) -> None:
+    busy(desk)
+    allowed = desk.recorded[0].decision
+    for _ in range(50):
+        assert desk.ask("orders", "create_refund", money=1_200).effect == "deny"
+        desk.recorded[-1] = replace(desk.recorded[-1], decision=allowed)
+    assert desk.propose().refused == 0
+
+
 def test_the_patch_applies_loads_and_refuses_none_of_the_traffic(desk: Desk, tmp_path: Path) -> None:
     busy(desk)
     proposal = desk.propose()
