@@ -15,7 +15,9 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import itertools
 import multiprocessing
+import os
 import shutil
 import statistics
 import tempfile
@@ -97,6 +99,7 @@ class Desk:
         policies.mkdir(parents=True, exist_ok=True)
         shutil.copy(BASE, policies / "base.cedar")
         self._close = contextlib.ExitStack()
+        self._ids = itertools.count()  # with the process, an id of each call: no effect is repeated
         self.state = open_state(folder, None)
         self._close.callback(self.state.close)
         audit: Any = MemoryAudit()
@@ -140,7 +143,7 @@ class Desk:
 
         async def one(number: int) -> object:
             run = run_of(number // 20)
-            result = await self.gateway.call(run, ToolCall(f"c-{number}", name, _arguments(number, seconds)))
+            result = await self.gateway.call(run, ToolCall(f"c-{os.getpid()}-{next(self._ids)}", name, _arguments(number, seconds)))
             if result.status != "ok":
                 raise RuntimeError(result.error)
             return result.value
