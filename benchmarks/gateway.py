@@ -143,7 +143,8 @@ class Desk:
 
         async def one(number: int) -> object:
             run = run_of(number // 20)
-            result = await self.gateway.call(run, ToolCall(f"c-{os.getpid()}-{next(self._ids)}", name, _arguments(number, seconds)))
+            id = f"c-{os.getpid()}-{next(self._ids)}"
+            result = await self.gateway.call(run, ToolCall(id, name, _arguments(number, seconds)))
             if result.status != "ok":
                 raise RuntimeError(result.error)
             return result.value
