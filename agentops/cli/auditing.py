@@ -5,6 +5,7 @@ be checked. `verify-export` and `witness` need no project.
 """
 
 import re
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,11 +75,12 @@ def query(
 ) -> None:
     """The newest records that match."""
     with open_workspace(project) as workspace:
-        found = [
+        matching = (
             record
             for record in auditing.records(workspace.home / "audit", tenant)
             if (not kind or record.get("type") == kind) and (not trace or record.get("trace") == trace)
-        ][-limit:]
+        )
+        found = list(deque(matching, limit))  # of millions only these are in memory
     rows = [
         (
             moment(r.get("at")),
@@ -200,7 +202,11 @@ def witness_(
     if not re.fullmatch(r"[a-z0-9][a-z0-9./_-]{0,62}", name):
         raise ConfigError(f"witness name {name[:80]!r} is not allowed: lower-case letters, digits, . / _ -, at most 63")
     made = witness.Witness(home, [notes.load_public_key(path) for path in key], name)
-    server = witness.serve(made, host, port)
+    try:
+        server = witness.serve(made, host, port)
+    except OSError as error:
+        made.close()
+        raise ConfigError(f"the address {host[:80]!r}, port {port} cannot be used: {error.strerror}") from None
     try:
         address = f"http://{server.server_address[0]}:{server.server_address[1]}"
         console.print(f"witness of {len(key)} keys: {address}#{made.verifier}", markup=False)

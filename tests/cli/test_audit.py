@@ -162,3 +162,10 @@ def test_doctor_shows_whether_anchors_work(agentops, desk: Path) -> None:
     [(status, detail)] = anchors()
     assert status == "fail"
     assert "does not answer" in detail
+
+
+def test_a_witness_at_an_address_that_is_not_here_says_so(agentops, desk: Path, tmp_path: Path) -> None:
+    key = desk / ".agentops" / "audit" / "key.pub"
+    ran = agentops("audit", "witness", "--key", key, "--home", tmp_path / "w", "--host", "192.0.2.1", "--port", 0)
+    assert ran.code == 2
+    assert "the address '192.0.2.1', port 0 cannot be used" in ran.err
