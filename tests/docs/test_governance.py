@@ -31,6 +31,7 @@ VARYING = (
     (re.compile(r"\b(record|records:|checkpoints:|compared:) \d+"), r"\1 N"),
     (re.compile(r"\b\d+ (records|signed ones)"), r"N \1"),
     (re.compile(r"(\"(?:at|index|since|until|requested_at|expires_at|decided_at)\": )[\d.]+"), r"\1N"),
+    (re.compile(r"(tenants/\S+) \d+$"), r"\1 N"),  # a log and an index in it
     (re.compile(r"\s+"), " "),
 )
 
