@@ -54,7 +54,7 @@ def jwks(*algorithms: str) -> str:
 def claims(**changes: Any) -> dict[str, Any]:
     """Claims of a good token; None takes one out."""
     now = int(time.time())
-    given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "C-1", "iat": now - 1, "exp": now + 300, "groups": ["shoppers"]}
+    given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "C-1", "iat": now - 1, "exp": now + 12 * 3600, "groups": ["shoppers"]}
     return {name: value for name, value in {**given, **changes}.items() if value is not None}
 
 

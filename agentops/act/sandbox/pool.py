@@ -35,7 +35,7 @@ from agentops.types import Isolation, Json, Level, Tool
 if TYPE_CHECKING:  # built by the conductors
     from agentops.redact import Redactor
 
-START_S = 20.0  # until a new process has imported its pack, also on a busy machine
+START_S = 60.0  # until a new process has imported its pack, also on a busy machine
 MAX_CALLS = 1_000  # of one worker
 _CPU_S = 3_600  # of a worker's life: single calls are bounded by the clock
 # This very engine, by its folder: the one above it, of a checkout, cannot be listed in there.
