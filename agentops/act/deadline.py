@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from agentops.graph import Clock
+from agentops.graph import Clock, RealClock
 
 T = TypeVar("T")
 _GRACE_TURNS = 4  # of the event loop: what cancelled work gets to roll back and to say how it ended
@@ -25,12 +25,16 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
         Exception: what the work raised.
     """
     task = asyncio.ensure_future(work)
-    timer = asyncio.ensure_future(clock.sleep(seconds))
+    timer = None if isinstance(clock, RealClock) else asyncio.ensure_future(clock.sleep(seconds))
     try:
-        await asyncio.wait((task, timer), return_when=asyncio.FIRST_COMPLETED)
+        if timer is None:  # the event loop's own timer: a task for it would double the cost of a quick call
+            await asyncio.wait((task,), timeout=seconds)
+        else:
+            await asyncio.wait((task, timer), return_when=asyncio.FIRST_COMPLETED)
         late = not task.done()
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         if not task.done():
             task.cancel()
             for _ in range(_GRACE_TURNS):

@@ -82,7 +82,7 @@ class Deciding:
             "isolation": self._workers.level if tool.spec.isolation is not None and self._workers else "none",
             "approved": False,
         }
-        return replace(call, labels=labels, sources=sources), facts
+        return ToolCall(call.id, call.tool, call.arguments, labels, call.idempotency_key, sources), facts
 
     async def decide(self, run: Run, tool: Tool, call: ToolCall, known: Mapping[str, Json]) -> Allowed:
         """An allowing decision.

@@ -17,7 +17,6 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -62,7 +61,7 @@ class ToolGateway:
         approvals: what waits for a person.
         budgets: calls and money per run and per user and day.
         readings: what conversations have read: labels, and values that later arguments may come from.
-        effects: which effects were begun and which ended, for tools that would repeat one.
+        effects: which effects were begun, for tools that would repeat one.
         cache: results of reads that may be reused.
         world: what the tools work on, handed to them as `ctx.world`.
         clock: deadlines are measured on it.
@@ -236,7 +235,7 @@ class ToolGateway:
             tell(encoded.decode())
         given = orjson.loads(encoded)
         key = call.idempotency_key or hashlib.sha256(f"{run.id}\n{call.id}".encode()).hexdigest()
-        return tool, replace(call, arguments=given, idempotency_key=key)
+        return tool, ToolCall(call.id, call.tool, given, call.labels, key, call.sources)
 
     async def _stopped(self, run: Run, tool: Tool, call: ToolCall) -> None:
         reason = await self._kill.stopped(run, tool.spec) if self._kill is not None else ""
@@ -281,7 +280,7 @@ class ToolGateway:
                 self._audit.post(record)
         except BaseException as failed:
             if once:
-                self._end(run, call, happened=False)
+                self._forget(run, call)
             if isinstance(failed, AuditError):
                 reason = f"{call.tool}: it cannot be recorded, so it was not done"
                 raise Refused("error", reason, allowed.decision) from None
@@ -311,27 +310,23 @@ class ToolGateway:
         finally:
             shown = _shown(tool, status, outcome)
             self._post(records.ended(self._audit, run, call, shown, cached, outcome.encoded))
-            if _once(tool) and (status == "ok" or outcome.refused):  # else nobody knows
-                self._end(run, call, happened=not outcome.refused)
+            if _once(tool) and outcome.refused:  # the tool said no cleanly: nothing was done
+                self._forget(run, call)
             if tool.spec.invalidates:  # also when its end is unknown, and when the caller is cancelled
                 stale = records.tags(tool.spec.invalidates, call.arguments)
                 await self._apart(self._cache.invalidate(run.principal.tenant, stale))
         return outcome, cached
 
     def _begin(self, run: Run, tool: Tool, call: ToolCall, decision: Decision) -> None:
-        begun = self._effects.begin(run.principal.tenant, call.idempotency_key)
-        if begun == "done":
-            reason = "this was carried out already, and is not repeated"
-            raise self._denied(run, tool, call, reason, "effect-done", decision)
-        if begun == "unknown":
-            reason = "this was begun before and nobody knows how it ended: a person must look before it is tried again"
-            raise self._denied(run, tool, call, reason, "effect-unknown", decision)
+        if not self._effects.begin(run.principal.tenant, call.idempotency_key):
+            reason = "this was begun before and is not repeated; the audit log has how it ended, if anybody knows"
+            raise self._denied(run, tool, call, reason, "effect-begun", decision)
 
-    def _end(self, run: Run, call: ToolCall, happened: bool) -> None:
+    def _forget(self, run: Run, call: ToolCall) -> None:
         try:
-            self._effects.end(run.principal.tenant, call.idempotency_key, happened)
+            self._effects.forget(run.principal.tenant, call.idempotency_key)
         except StoreError as error:
-            _LOG.warning("an effect stays marked as unknown: %s", error)
+            _LOG.warning("an effect stays marked as begun: %s", error)
 
     async def _cached(self, run: Run, tool: Tool, call: ToolCall, allowed: Allowed) -> tuple[Outcome, bool]:
         rule = tool.spec.cache

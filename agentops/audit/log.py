@@ -27,6 +27,7 @@ from agentops.graph import Clock, RealClock
 from agentops.types import Json
 
 BATCH = 1024  # records of one flush
+POSTED_S = 0.02  # records that nobody waits for wait this long for others to share their flush
 BATCH_BYTES = 4 * 1024 * 1024  # of them: a log must stay far below what a reader takes for a log
 BACKLOG = 100_000  # records that wait before `post` refuses
 BACKLOG_BYTES = 256 * 1024 * 1024  # of them
@@ -97,6 +98,8 @@ class AuditLog:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._checkpoint_wanted: list[Waiter] = []
+        self._calling: asyncio.AbstractEventLoop | None = None  # will tell the writer that a caller waits
+        self._hurried = False  # the writer was told
         self._closing = False
         # Failures nobody waited for (of a posted record, of a checkpoint: ""), told to the tenant's next caller.
         self._trouble: dict[str, str] = {}
@@ -110,14 +113,19 @@ class AuditLog:
         Raises:
             AuditError: no canonical form, over 1 MiB, the log is closed, or the disk refused: then it was not written.
         """
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[int] = loop.create_future()
         self._put(record, waiter)
+        if self._calling is not loop:  # once for all who hand in a record in this turn of the loop: they share a flush
+            self._calling = loop
+            loop.call_soon(self._hurry)
         return await waiter
 
     def append_now(self, record: Mapping[str, Json]) -> int:
         """As `append`, for synchronous callers: blocks this thread for one flush."""
         waiter: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._put(record, waiter)
+        self._hurry()
         return waiter.result()
 
     def post(self, record: Mapping[str, Json]) -> None:
@@ -226,10 +234,16 @@ class AuditLog:
         item = (tenant, self._now_ms(), data, waiter)
         with self._lock:
             self._refuse_if_closed(tenant)
-            if not self._queue:  # else the writer is awake, or was woken for those that wait
+            if not self._queue:  # it begins to count POSTED_S
                 self._wake.notify()
             self._queue.append(item)
             self._waiting += len(data)
+
+    def _hurry(self) -> None:
+        """Somebody waits: the writer must not wait for more."""
+        with self._lock:
+            self._calling, self._hurried = None, True
+            self._wake.notify()
 
     def _run(self) -> None:
         """The writer thread: flush whatever waits, sign what is due, until closed and empty."""
@@ -241,6 +255,12 @@ class AuditLog:
                     if wait is not None and wait <= 0:
                         break
                     self._wake.wait(None if wait is None else max(0.01, wait))
+                until = time.monotonic() + POSTED_S
+                while self._queue and not (self._hurried or self._checkpoint_wanted or self._closing or self._full()):
+                    if (left := until - time.monotonic()) <= 0:
+                        break
+                    self._wake.wait(left)
+                self._hurried = False
                 batch = self._taken()
                 wanted = self._checkpoint_wanted if not batch else []
                 if wanted:
@@ -252,6 +272,9 @@ class AuditLog:
             if finished:
                 self._logs.close()
                 return
+
+    def _full(self) -> bool:
+        return len(self._queue) >= BATCH or self._waiting >= BATCH_BYTES
 
     def _taken(self) -> list[Item]:
         """The next records to flush at once, out of the queue."""

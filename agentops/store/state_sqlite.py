@@ -54,6 +54,14 @@ class SqliteState:
     def compare_and_set(self, key: str, value: bytes | None, version: int, durable: bool = True) -> bool:
         name, data = checked_key(key), None if value is None else checked_value(value)
         with self._transaction("BEGIN IMMEDIATE", durable) as db:
+            if not version and data is not None:
+                new = db.execute(
+                    "INSERT INTO entries SELECT ?, ?, version + 1 FROM counter WHERE id = 1 ON CONFLICT DO NOTHING",
+                    (name, data),
+                )
+                if new.rowcount:
+                    db.execute("UPDATE counter SET version = version + 1")
+                return bool(new.rowcount)
             row = db.execute("SELECT version FROM entries WHERE key = ?", (name,)).fetchone()
             if (row[0] if row else 0) != version:
                 return False

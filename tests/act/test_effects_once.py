@@ -78,9 +78,9 @@ def test_a_call_without_time_left_was_not_begun(desk: Any, monkeypatch: pytest.M
 def test_what_the_gateway_refuses_after_the_policies_allowed_is_on_record(desk: Any) -> None:
     desk.go(desk.call("pay", key="k", order_id="A", cents=5))
     again = desk.go(desk.call("pay", key="k", order_id="A", cents=5))
-    assert (again.status, again.decision.effect, again.decision.policies) == ("denied", "deny", ("effect-done",))
+    assert (again.status, again.decision.effect, again.decision.policies) == ("denied", "deny", ("effect-begun",))
     last = desk.records()[-1]
-    assert (last["type"], last["decision"], last["policies"]) == ("tool.decision", "deny", ["effect-done"])
+    assert (last["type"], last["decision"], last["policies"]) == ("tool.decision", "deny", ["effect-begun"])
 
 
 def test_what_cannot_be_asked_for_is_a_denial_that_says_why(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,8 @@ def jwks(*algorithms: str) -> str:
 def claims(**changes: Any) -> dict[str, Any]:
     """Claims of a good token; None takes one out."""
     now = int(time.time())
-    given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "C-1", "iat": now - 1, "exp": now + 12 * 3600, "groups": ["shoppers"]}
+    times = {"iat": now - 1, "exp": now + 12 * 3600}
+    given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "C-1", "groups": ["shoppers"], **times}
     return {name: value for name, value in {**given, **changes}.items() if value is not None}
 
 

@@ -6,34 +6,31 @@ import signal
 import threading
 from pathlib import Path
 
-import pytest
-
-from agentops.errors import StoreError
 from agentops.graph import RealClock, VirtualClock
 from agentops.policy import Effects
 from agentops.store import MemoryState, open_state
 
 
-def test_what_was_done_is_not_done_again_and_what_was_not_may_be() -> None:
+def test_what_was_begun_is_not_begun_again_unless_nothing_happened() -> None:
     effects = Effects(MemoryState(), VirtualClock(1000.0))
-    assert effects.begin("acme", "k") == "new"
-    assert effects.begin("acme", "k") == "unknown"
-    effects.end("acme", "k", happened=True)
-    assert effects.begin("acme", "k") == "done"
-    assert effects.begin("other", "k") == "new", "another tenant's key"
-    effects.end("other", "k", happened=False)
-    assert effects.begin("other", "k") == "new"
+    assert effects.begin("acme", "k")
+    assert not effects.begin("acme", "k")
+    assert effects.begin("other", "k"), "another tenant's key"
+    effects.forget("other", "k")
+    effects.forget("other", "never begun")
+    assert effects.begin("other", "k")
+    assert not effects.begin("acme", "k")
 
 
 def test_of_many_threads_one_begins(tmp_path: Path) -> None:
     effects = Effects(open_state(tmp_path, None), RealClock())
-    found: list[str] = []
+    found: list[bool] = []
     threads = [threading.Thread(target=lambda: found.append(effects.begin("acme", "k"))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == ["new"] + ["unknown"] * 15
+    assert sorted(found) == [False] * 15 + [True]
 
 
 def _begin_and_die(folder: Path) -> None:
@@ -46,17 +43,18 @@ def test_what_a_killed_process_began_stays_unknown(tmp_path: Path) -> None:
     process.start()
     process.join(30)
     effects = Effects(open_state(tmp_path, None), RealClock())
-    assert effects.begin("acme", "k") == "unknown"
+    assert not effects.begin("acme", "k")
 
 
-def test_old_marks_are_forgotten_and_damaged_ones_are_not_believed() -> None:
+def test_old_marks_are_forgotten_and_damaged_ones_are_not() -> None:
     clock, state = VirtualClock(1000.0), MemoryState()
     effects = Effects(state, clock)
     effects.begin("acme", "k")
     assert effects.prune(before=1000.0) == 0
-    assert effects.prune(before=1001.0) == 1
-    assert effects.begin("acme", "k") == "new"
     [(key, _, _)] = state.scan("effects/")
     state.put(key, b"[1]")
-    with pytest.raises(StoreError, match="not repeated until it is removed"):
-        effects.begin("acme", "k")
+    assert effects.prune(before=1e12) == 0
+    assert not effects.begin("acme", "k")
+    state.put(key, b"1000.0")
+    assert effects.prune(before=1001.0) == 1
+    assert effects.begin("acme", "k")
