@@ -32,6 +32,7 @@ from agentops.models.encoder import load as load_encoder
 from agentops.plan import answer, parse
 from agentops.policy import Approvals, Budgets, Effects, Readings, identities, principal
 from agentops.project import Definition, Project
+from agentops.protocols import Gateway, Router
 from agentops.release import OPEN, Controller, Metrics, Replay, ReplayUnit, load_rules, replay
 from agentops.runtime import OWN_LABELS, load_router
 from agentops.simulate import ProjectEnvironment
@@ -40,7 +41,7 @@ from agentops.trace import trajectories
 from agentops.train import fit_head
 from agentops.train.recipe import CausalRecipe, Machine
 from agentops.train.recipe import read as read_recipe
-from agentops.types import OUT_OF_SCOPE, Dataset, Gateway, Interval, Report, Route, Router, Task, Trajectory
+from agentops.types import OUT_OF_SCOPE, Dataset, Interval, Report, Route, Task, Trajectory
 from agentops.workspace import Workspace
 
 Progress = Callable[[int, int, Mapping[str, float]], None]

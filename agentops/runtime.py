@@ -27,24 +27,12 @@ from agentops.act.sandbox.level import detect
 from agentops.errors import AgentopsError, PolicyError, ReleaseError, RouteError, StoreError, require
 from agentops.plan import ModelPlanner, Playbooks, WithFallback, answer, parse
 from agentops.policy import TokenMeter, renewed
+from agentops.protocols import Gateway, Planner, Router
 from agentops.release import assign
 from agentops.route import TextRouter
 from agentops.threads import checkpointer
 from agentops.trace import continued, names, set_attributes
-from agentops.types import (
-    AgentSpec,
-    Assignment,
-    Gateway,
-    Labels,
-    Message,
-    Plan,
-    Planner,
-    Request,
-    Route,
-    Router,
-    Run,
-    ToolResult,
-)
+from agentops.types import AgentSpec, Assignment, Labels, Message, Plan, Request, Route, Run, ToolResult
 from agentops.workspace import Workspace
 
 if TYPE_CHECKING:  # an extra

@@ -1,14 +1,14 @@
-"""The nouns: frozen values that cross the boundaries between stages, and the protocols stages are injected through.
+"""The nouns: frozen values that cross the boundaries between stages.
 
 Invariant: nothing here imports another module of the engine, does I/O or holds behaviour beyond small derived values.
 Collections are tuples; mappings are never mutated after construction. Times are seconds since the epoch (UTC) as
 float, durations seconds, money integer minor units (cents), probabilities in [0, 1].
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
 Message = Mapping[str, Any]  # OpenAI chat format: role, content, tool_calls, tool_call_id
@@ -469,48 +469,3 @@ class Release:
     salt: str
     started_at: float
     history: tuple[Mapping[str, Any], ...] = ()  # every decision with the figures that led to it
-
-
-# ------------------------------------------------------------------ protocols
-
-
-class Router(Protocol):
-    """Decides what a request is about."""
-
-    version: str
-
-    def route(self, texts: Sequence[str]) -> list[tuple[Route, ...]]:
-        """One or more routes per text, in order of mention. Never empty: OUT_OF_SCOPE when nothing fits."""
-        ...
-
-
-class Planner(Protocol):
-    """Turns routes into a DAG of steps."""
-
-    async def plan(self, request: Request, routes: tuple[Route, ...], tools: Mapping[str, ToolSpec]) -> Plan: ...
-
-
-class Gateway(Protocol):
-    """The only door to a tool."""
-
-    async def call(self, run: Run, call: ToolCall) -> ToolResult: ...
-
-
-class Environment(Protocol):
-    """A world an episode can run in and be judged in."""
-
-    def reset(self, seed: int, task: Task) -> str:
-        """A fresh world; returns the request text."""
-        ...
-
-    async def run(self, plan: str) -> Trajectory:
-        """Execute a plan through the governed gateway on a virtual clock."""
-        ...
-
-    def verify(self, trajectory: Trajectory) -> Verdict: ...
-
-    def close(self) -> None: ...
-
-
-Verifier = Callable[[Task, Trajectory, Sequence[Mapping[str, Json]]], Verdict]  # task, episode, changes of the world
-Agent = Callable[[Request], Awaitable[Trajectory]]

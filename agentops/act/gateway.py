@@ -17,7 +17,9 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Ceda
     from agentops.redact import Redactor
     from agentops.trace import Tracing
 
+TURNS = 4  # calls of one event loop between the kill switch and their tool
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class _Failed(Exception):
 
 
 class ToolGateway:
-    """Implements `types.Gateway`.
+    """Implements `protocols.Gateway`.
 
     Args:
         tools: every tool of the project, by name.
@@ -107,6 +110,8 @@ class ToolGateway:
         self._redactor = redactor
         self._deciding = Deciding(policy, approvals, budgets, readings, decisions, workers, resolver, self._tell)
         self._read = {records.shape(template) for tool in self._tools.values() for template in tool.spec.reads}
+        self._lookers = {name for name, one in self._tools.items() if '"uri"' in json.dumps(dict(one.spec.parameters))}
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._background: set[asyncio.Future[None]] = set()
 
     async def call(self, run: Run, call: ToolCall) -> ToolResult:
@@ -157,20 +162,22 @@ class ToolGateway:
             tool, call = self._canonical(run, call, tell)
             said = {name: value for name, value in given.items() if isinstance(value, str)}
             await self._stopped(run, tool, call)
-            call, facts = self._deciding.labelled(run, tool, call, said)
-            labels = tool.spec.labels.join(call.labels)
-            reservation = self._reserve(run, tool, call)
-            spent = moved = False
+            reservation, spent, moved = None, False, False
             try:
-                allowed = await self._deciding.decide(run, tool, call, facts)
-                decision = allowed.decision
-                await self._admit(run, tool, call, allowed)
-                spent = moved = True  # from here on its end may be unknown
+                async with self._turn(tool):
+                    call, facts = self._deciding.labelled(run, tool, call, said)
+                    labels = tool.spec.labels.join(call.labels)
+                    reservation = self._reserve(run, tool, call)
+                    allowed = await self._deciding.decide(run, tool, call, facts)
+                    decision = allowed.decision
+                    await self._admit(run, tool, call, allowed)
+                    spent = moved = True  # from here on its end may be unknown
                 outcome, cached = await self._carry_out(run, tool, call, allowed)
                 moved = not outcome.refused
                 labels = self._remember(run, tool, call, outcome, labels)
             finally:
-                self._settle(reservation, spent, moved, self._clock.now() - started)
+                if reservation is not None:
+                    self._settle(reservation, spent, moved, self._clock.now() - started)
         except Refused as refused:
             outcome = Outcome(refused.status, error=refused.error)
             decision, approval_id = refused.decision or decision, refused.approval_id
@@ -195,6 +202,16 @@ class ToolGateway:
             decision,
             approval_id if outcome.status == "pending" else "",
         )
+
+    def _turn(self, tool: Tool) -> AbstractAsyncContextManager[object]:
+        """A turn to be decided on: a few calls at a time, so that of many that come at once the first tools run early.
+
+        Calls in one event loop share the processor step by step: without turns all of them would be through only when
+        the last one is. Looking a host up takes long, so a call that may do so takes no turn from others.
+        """
+        if tool.spec.name in self._lookers:
+            return nullcontext()
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(TURNS))
 
     # ---------------------------------------------------------------- before the decision
 

@@ -18,7 +18,8 @@ from agentops import graph
 from agentops.act.deadline import within
 from agentops.errors import PlanError
 from agentops.graph import Clock
-from agentops.types import AgentSpec, CallStatus, Gateway, Labels, Plan, Ref, Run, Step, ToolCall, ToolResult
+from agentops.protocols import Gateway
+from agentops.types import AgentSpec, CallStatus, Labels, Plan, Ref, Run, Step, ToolCall, ToolResult
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 1.0  # the gateway ends calls at the run's deadline; what it could not end is cancelled this much later

@@ -14,7 +14,8 @@ from typing import Any
 from agentops.errors import EvaluateError
 from agentops.evaluate import statistics
 from agentops.evaluate.suites import Suite
-from agentops.types import OUT_OF_SCOPE, Interval, Report, Route, Router, Task
+from agentops.protocols import Router
+from agentops.types import OUT_OF_SCOPE, Interval, Report, Route, Task
 
 BATCH = 64
 SHOWN = 200  # task ids kept of each kind of flip

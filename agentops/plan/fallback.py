@@ -6,7 +6,8 @@ while it is stopped: then a person takes over. It plans nothing itself.
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from agentops.types import OUT_OF_SCOPE, Plan, Planner, Request, Route, ToolSpec
+from agentops.protocols import Planner
+from agentops.types import OUT_OF_SCOPE, Plan, Request, Route, ToolSpec
 
 
 class WithFallback:

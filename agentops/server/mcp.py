@@ -34,8 +34,9 @@ from agentops.act.tool import arguments as canonical_arguments
 from agentops.config import Settings, loopback
 from agentops.errors import AgentopsError, PolicyError, ToolError
 from agentops.policy.approvals import RECALLED
+from agentops.protocols import Gateway
 from agentops.trace import names
-from agentops.types import AgentSpec, Gateway, Json, Labels, Principal, Run, Tool, ToolCall, ToolResult
+from agentops.types import AgentSpec, Json, Labels, Principal, Run, Tool, ToolCall, ToolResult
 from agentops.workspace import Workspace
 
 KEY = "agentops/idempotency_key"

@@ -6,7 +6,8 @@ Invariant: every plan meets the same world, the same seed and so the same latenc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentops.types import Environment, Task, Trajectory, Verdict
+from agentops.protocols import Environment
+from agentops.types import Task, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True)

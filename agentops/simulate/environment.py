@@ -16,9 +16,9 @@ from agentops.audit import MemoryAudit
 from agentops.errors import EvaluateError, PlanError
 from agentops.graph import Clock, VirtualClock, resolve
 from agentops.project import Project, module
+from agentops.protocols import Gateway, Verifier
 from agentops.types import (
     AgentSpec,
-    Gateway,
     Json,
     Message,
     Plan,
@@ -31,7 +31,6 @@ from agentops.types import (
     ToolSpec,
     Trajectory,
     Verdict,
-    Verifier,
 )
 
 START = 1_700_000_000.0  # seconds since the epoch at which every episode begins
@@ -52,7 +51,7 @@ class World(Protocol):
 
 
 class ProjectEnvironment:
-    """`types.Environment` over a project. One instance runs one episode at a time; make as many as are needed."""
+    """`protocols.Environment` over a project. One instance runs one episode at a time; make as many as are needed."""
 
     def __init__(
         self,

@@ -20,10 +20,11 @@ from typing import Any
 
 from agentops.errors import TrainError, require
 from agentops.models import weights
+from agentops.protocols import Environment
 from agentops.train import artifact, machine, rewards, rows
 from agentops.train.progress import Progress, callback, train
 from agentops.train.recipe import GrpoRecipe, Machine, settings
-from agentops.types import Dataset, Environment, Task, Trajectory, Verdict
+from agentops.types import Dataset, Task, Trajectory, Verdict
 
 Term = Callable[[Task, Trajectory, Verdict], float | None]
 OWN = ("process", "invalid")  # the terms a pipeline may define; outcome and latency are the verdict's and the clock's
