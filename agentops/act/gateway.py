@@ -375,9 +375,12 @@ class ToolGateway:
         self, run: Run, tool: Tool, call: ToolCall, kind: str, decision: Decision, approval_id: str = ""
     ) -> dict[str, Json]:
         try:
-            return records.decided(self._audit, kind, run, tool.spec, call, decision, approval_id)
+            record = records.decided(self._audit, kind, run, tool.spec, call, decision, approval_id)
         except AuditError:
             raise Refused("error", f"{call.tool}: the arguments have no canonical form, so nothing was done") from None
+        if tool.spec.isolation is not None:
+            record["isolation"] = self._workers.level if self._workers is not None else "none"
+        return record
 
     def _tell(self, run: Run, tool: Tool, call: ToolCall, decision: Decision, approval_id: str = "") -> None:
         self._post(self._record(run, tool, call, "tool.decision", decision, approval_id))

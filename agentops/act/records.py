@@ -61,7 +61,6 @@ def decided(
         "type": kind,
         "tenant": tenant,
         "subject": audit.subject(tenant, user),
-        "user": audit.digest(user, tenant, user),
         "agent": run.agent.name,
         "run": run.id,
         "trace": run.trace_id,

@@ -24,7 +24,7 @@ from agentops.audit.publishing import Publisher
 from agentops.audit.subjects import SubjectKeys
 from agentops.errors import AuditError
 from agentops.graph import Clock, RealClock
-from agentops.types import Json
+from agentops.types import Json, Principal
 
 BATCH = 1024  # records of one flush
 POSTED_S = 0.02  # records that nobody waits for wait this long for others to share their flush
@@ -156,11 +156,16 @@ class AuditLog:
         """
         return digest_value(self.subjects.subject(tenant, user).key, value)
 
-    def erase(self, tenant: str, user: str) -> str:
+    def erase(self, tenant: str, user: str, by: Principal | None = None) -> str:
         """Erase the person's key for good and record that, by their id alone.
 
         "subject.erasing" is durable before anything is destroyed: an erasure that is cut off half-way, or finished by
         another try, leaves no id that nobody can explain.
+
+        Args:
+            tenant: the person's.
+            user: the person.
+            by: who had it done; recorded by their own id.
 
         Returns:
             the id; "" when there was no key.
@@ -169,11 +174,12 @@ class AuditLog:
             AuditError: the erasure cannot be recorded.
             StoreError: the key cannot be erased: try again.
         """
+        who = {"by": self.subject(by.tenant, by.user)} if by is not None else {}
         if known := self.subjects.known(tenant, user):
-            self.append_now({"type": "subject.erasing", "tenant": tenant, "subject": known})
+            self.append_now({"type": "subject.erasing", "tenant": tenant, "subject": known, **who})
         id = self.subjects.erase(tenant, user)
         if id:
-            self.append_now({"type": "subject.erased", "tenant": tenant, "subject": id})
+            self.append_now({"type": "subject.erased", "tenant": tenant, "subject": id, **who})
         return id
 
     def checkpoint(self) -> None:

@@ -17,8 +17,8 @@ from agentops import audit as auditing
 from agentops.act import records
 from agentops.audit import anchors, export, heads, notes, proofs, publishing, witness
 from agentops.cli.app import AsJson, ProjectDir, Since, Until, console, instant, moment, show, table
-from agentops.errors import AgentopsError, AuditError, ConfigError, GateFailed
-from agentops.workspace import open_workspace
+from agentops.errors import AgentopsError, AuditError, ConfigError, GateFailed, PolicyError
+from agentops.workspace import local_principal, open_workspace
 
 app = typer.Typer(no_args_is_help=True, help="The tamper-evident log.")
 
@@ -221,6 +221,8 @@ def witness_(
 def erase(
     tenant: Annotated[str, typer.Option(help="The person's tenant.")],
     user: Annotated[str, typer.Option(help="The person's user name.")],
+    by: Annotated[str, typer.Option("--as", help="Who does it; needs the role operator.")],
+    role: Annotated[list[str] | None, typer.Option("--role", help="Your roles; default: operator.")] = None,
     project: ProjectDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -229,7 +231,10 @@ def erase(
     Traces, approvals and the tools' own data are elsewhere; backups of audit/subjects.db must be deleted with it.
     """
     with open_workspace(project) as workspace:
-        subject = workspace.audit.erase(tenant, user)
+        who = local_principal(workspace, by, tuple(role or ("operator",)))
+        if "operator" not in who.roles:
+            raise PolicyError(f"erasing a person needs the role operator; {by!r} has: {', '.join(sorted(who.roles))}")
+        subject = workspace.audit.erase(tenant, user, who)
     told = f"erased: records keep only the id {subject}" if subject else "there is no key: never seen, or erased before"
     show({"erased": bool(subject), "subject": subject}, as_json, [told])
 

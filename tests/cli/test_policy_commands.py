@@ -98,7 +98,9 @@ def test_reading_needs_the_role_and_is_recorded_before_it_happens(agentops: Call
 
 def test_erased_people_are_out_of_every_reading_and_the_log_verifies(agentops: Callable, desk: Path) -> None:
     folder = candidate(desk)
-    erase = ("audit", "erase", "--tenant", "default", "--user", "C-1", "--project", desk)
+    erase = ("audit", "erase", "--tenant", "default", "--user", "C-1", "--as", "omar", "--project", desk)
+    refused = agentops(*erase, "--role", "auditor")
+    assert (refused.code, "needs the role operator" in refused.err) == (2, True)
     first = agentops(*erase, "--json")
     assert first.code == 0, first.err
     subject = json.loads(first.out)["subject"]
@@ -108,7 +110,7 @@ def test_erased_people_are_out_of_every_reading_and_the_log_verifies(agentops: C
     assert "120 decisions are missing: their person was erased" in ran.out
     assert "120 decisions replayed" in ran.out
     [record] = of_type(desk, "subject.erased")
-    assert record["subject"] == subject
+    assert (record["subject"], len(record["by"])) == (subject, 32)
     assert verify(desk / ".agentops" / "audit").ok
 
 

@@ -14,6 +14,7 @@ from agentops import project
 from agentops.act import Context, ToolGateway, tool
 from agentops.act.invoke import invoke
 from agentops.act.sandbox.declarations import declaration_problems
+from agentops.act.sandbox.level import detect
 from agentops.errors import SandboxError
 from agentops.graph import RealClock
 from agentops.policy import Effects, Readings
@@ -147,6 +148,7 @@ def test_an_isolated_tool_answers_through_the_gateway(governed: Any, server: Any
     call, desk = governed
     result = call("echo", text="hello")
     assert (result.status, result.value["text"]) == ("ok", "hello")
+    assert desk.records("tool.decision")[-1]["isolation"] == detect()
     result = call("fetch", url=f"http://127.0.0.1:{server.port}/echo", secret="shop")
     assert result.status == "ok"
     assert "s3cr3t" not in str(result)
