@@ -56,32 +56,32 @@ Call = Callable[[int], Awaitable[object]]  # number of the call -> its result
 
 
 @tool(effect="write", scopes={"notes:write"}, timeout_s=30.0, pack="bench")
-async def write_note(ctx: Context, order_id: str, note: str, copies: int = 1, seconds: float = 0.0) -> dict[str, Any]:
+async def write_note(ctx: Context, order_id: str, note: str, copies: int = 1, wait_ms: int = 0) -> dict[str, Any]:
     """Write a note to an order."""
-    return await _work(order_id, seconds)
+    return await _work(order_id, wait_ms)
 
 
 @tool(effect="read", scopes={"notes:read"}, timeout_s=30.0, pack="bench")
-async def read_note(ctx: Context, order_id: str, note: str, copies: int = 1, seconds: float = 0.0) -> dict[str, Any]:
+async def read_note(ctx: Context, order_id: str, note: str, copies: int = 1, wait_ms: int = 0) -> dict[str, Any]:
     """Read a note of an order."""
-    return await _work(order_id, seconds)
+    return await _work(order_id, wait_ms)
 
 
 @tool(effect="money", scopes={"notes:write"}, timeout_s=30.0, pack="bench", amount="cents")
 async def pay_note(ctx: Context, order_id: str, cents: int) -> dict[str, Any]:
     """Pay for a note: there so that the policies on money apply to something."""
-    return await _work(order_id, 0.0)
+    return await _work(order_id, 0)
 
 
 @tool(effect="egress", scopes={"notes:write"}, timeout_s=30.0, pack="bench")
 async def send_note(ctx: Context, order_id: str, to: str) -> dict[str, Any]:
     """Send a note: there so that the policies on egress apply to something."""
-    return await _work(order_id, 0.0)
+    return await _work(order_id, 0)
 
 
-async def _work(order_id: str, seconds: float) -> dict[str, Any]:
-    if seconds:
-        await asyncio.sleep(seconds)
+async def _work(order_id: str, wait_ms: int) -> dict[str, Any]:
+    if wait_ms:
+        await asyncio.sleep(wait_ms / 1000)
     return {"order_id": order_id, "status": "written", "items": [{"sku": "SKU-1042", "quantity": 2}]}
 
 
@@ -156,7 +156,11 @@ class Desk:
 
 
 def _arguments(number: int, seconds: float) -> dict[str, Any]:
-    return {"order_id": f"SO-{10000 + number % 997}", "note": "Please call before you come.", "seconds": seconds}
+    return {
+        "order_id": f"SO-{10000 + number % 997}",
+        "note": "Please call before you come.",
+        "wait_ms": round(1000 * seconds),
+    }
 
 
 def bare(name: str, seconds: float) -> Call:
@@ -175,9 +179,9 @@ def toolnode(name: str, seconds: float) -> Call:
     from langgraph.prebuilt import ToolNode
     from langgraph.runtime import Runtime
 
-    async def note(order_id: str, note: str, copies: int = 1, seconds: float = 0.0) -> dict[str, Any]:
+    async def note(order_id: str, note: str, copies: int = 1, wait_ms: int = 0) -> dict[str, Any]:
         """Write a note to an order."""
-        return await _work(order_id, seconds)
+        return await _work(order_id, wait_ms)
 
     node = ToolNode([StructuredTool.from_function(coroutine=note, name=name, description="Write a note.")])
     config: Any = {"configurable": {"__pregel_runtime": Runtime()}}

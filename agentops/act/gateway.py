@@ -237,17 +237,15 @@ class ToolGateway:
         if excess:
             raise Refused("error", f"{call.tool}: the arguments are {excess}")
         try:
-            encoded = _encoded(call.arguments)
-        except (TypeError, ValueError, RecursionError):
-            raise Refused("error", f"{call.tool}: the arguments are not JSON") from None
-        if len(encoded) > bounds.MAX_ARGUMENTS:
-            raise Refused("error", f"{call.tool}: the arguments are more than {bounds.MAX_ARGUMENTS} bytes")
-        if tell is not None:
-            tell(encoded.decode())
-        try:
+            if tell is not None:
+                tell(_encoded(call.arguments).decode())
             encoded = _encoded(canonical_arguments(tool, call.arguments))
         except ToolError as error:
             raise Refused("error", self._redactor.text(str(error), run.principal.tenant)) from None
+        except ValueError:  # half a surrogate pair
+            raise Refused("error", f"{call.tool}: the arguments are not JSON") from None
+        if len(encoded) > bounds.MAX_ARGUMENTS:
+            raise Refused("error", f"{call.tool}: the arguments are more than {bounds.MAX_ARGUMENTS} bytes")
         if tell is not None:
             tell(encoded.decode())
         given = orjson.loads(encoded)

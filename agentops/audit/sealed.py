@@ -9,7 +9,6 @@ A file is a sequence of frames `length | subject | time | nonce | AES-256-GCM`, 
 so a power cut loses the last seconds, and whole files can vanish unnoticed.
 """
 
-import hmac
 import logging
 import os
 import secrets
@@ -27,6 +26,7 @@ import orjson
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from agentops.audit.canonical import hmac_sha256
 from agentops.audit.subjects import Subject, SubjectKeys
 from agentops.graph import Clock, RealClock
 from agentops.types import Json
@@ -289,7 +289,7 @@ def _frame(day: str, at_ms: int, subject: Subject, data: bytes) -> bytes:
 
 def _cipher(subject: Subject, day: str) -> AESGCM:
     # A key of its own for every day: far below the 2^32 random nonces that one key allows (NIST SP 800-38D, 8.3).
-    return AESGCM(hmac.digest(subject.key, b"agentops sealed record\n" + day.encode(), "sha256"))
+    return AESGCM(hmac_sha256(subject.key, b"agentops sealed record\n" + day.encode()))
 
 
 def _bound(subject: bytes, day: str, at_ms: int) -> bytes:

@@ -1,5 +1,6 @@
 """Canonical JSON against RFC 8785's own examples and properties."""
 
+import hmac
 import json
 import math
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentops.audit import canonical, digest, digest_value
+from agentops.audit.canonical import hmac_sha256
 from agentops.errors import AuditError
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text()
@@ -124,3 +126,13 @@ def test_salted_digests_need_the_salt() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     with pytest.raises(AuditError, match="16"):
         digest_value(b"short", "x")
+
+
+@given(key=st.binary(min_size=16, max_size=64), message=st.binary(max_size=300))
+def test_hmac_is_the_standard_ones(key: bytes, message: bytes) -> None:
+    assert hmac_sha256(key, message) == hmac.digest(key, message, "sha256")
+
+
+def test_a_long_key_is_refused() -> None:
+    with pytest.raises(AuditError, match="at most 64"):
+        hmac_sha256(bytes(65), b"")
