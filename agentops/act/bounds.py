@@ -27,9 +27,9 @@ def excess(value: Json) -> str:
             if left >= 0 and not item.isascii() and _broken(item):
                 return "not JSON"
         elif isinstance(item, int) and not isinstance(item, bool):
-            if item.bit_length() > 1024:  # beyond every double: no JSON reader keeps it
-                return "not JSON"
             left -= item.bit_length() * 3 // 10 or 1  # a decimal digit holds 3.3 bits
+            if left >= 0 and item.bit_length() > 1024:  # beyond every double: no JSON reader keeps it
+                return "not JSON"
         elif isinstance(item, Mapping | list | tuple):
             left -= 2 + len(item)
             if depth >= MAX_DEPTH:
