@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # built by the conductors; a tool's module must not load Ceda
     from agentops.redact import Redactor
     from agentops.trace import Tracing
 
-TURNS = 4  # calls of one event loop between the kill switch and their tool
+TURNS = 8  # calls of one event loop between the kill switch and their tool
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger(__name__)
 
