@@ -1,7 +1,7 @@
 """Paths of files beneath a root.
 
 Invariant: what is returned begins with its root, has no empty, `.` or `..` segment and no character that a shell, a
-server or another file system would read differently, so `like "/root/reports/*"` means what it says. It never looks at
+server or another file system would read differently, so `like "/files/reports/*"` means what it says. It never looks at
 the disk: a symbolic link is refused where the file is opened (`agentops.act.files`).
 """
 

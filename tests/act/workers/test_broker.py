@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from agentops.act.sandbox import egress as egress_module
-from agentops.act.sandbox.egress import Egress, checked_headers, destination
+from agentops.act.sandbox.broker import _blotted
+from agentops.act.sandbox.egress import Egress, Response, checked_headers, destination
+from agentops.act.sandbox.secrets import Secret
 from agentops.errors import AuditError, SandboxError
 
 VALUE, RAW = "s3cr3t-of-the-shop-0001", "raw-s3cr3t-of-the-shop-2"
@@ -491,10 +493,6 @@ def test_an_unknown_authority_is_refused(tls: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_base64_credentials_are_blotted_out_too() -> None:
-    from agentops.act.sandbox.broker import _blotted
-    from agentops.act.sandbox.egress import Response
-    from agentops.act.sandbox.secrets import Secret
-
     encoded = base64.b64encode(b"shop:pass-word").decode()
     secret = Secret("basic", "X", frozenset(), format="Basic {}", value=encoded)
     answer = _blotted(Response(200, {"x": f"Basic {encoded}"}, f"[{encoded}]".encode()), secret)
