@@ -31,7 +31,7 @@ class DecisionRecords(Protocol):
 
 
 class Workers(Protocol):
-    """Implemented by `agentops.act.sandbox.Workers`: processes that isolated tools run in."""
+    """Implemented by `agentops.act.sandbox.pool.Workers`: processes that isolated tools run in."""
 
     @property
     def level(self) -> Level:
